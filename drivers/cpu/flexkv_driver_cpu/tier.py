@@ -1,0 +1,143 @@
+"""Blocks in a host pool whose slots the device copies to and from directly.
+
+Threads: ``_lock`` covers the dictionary of published slots; the pool has a lock of its own, taken
+inside.  Copies in ``load`` and ``store`` run under a per-key borrow, not under the lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from flexkv_core import (
+    DONE,
+    MISS,
+    BlockKey,
+    DirectTier,
+    HostRegion,
+    Outcome,
+    Slot,
+    SlotPool,
+    Status,
+    TierCapabilities,
+    TierClosedError,
+    TierContext,
+    TierUsage,
+    failed,
+    loaded,
+)
+
+from .config import CpuConfig
+
+_PAGE = 4096
+
+
+class CpuTier(DirectTier):
+    """Published slots by key, over one host region."""
+
+    def __init__(self, config: CpuConfig, context: TierContext) -> None:
+        """Map the pool.  Raises HostMemoryError, with the numbers, before anything is allocated."""
+        slot_bytes = -(-context.value_bytes // _PAGE) * _PAGE
+        num_slots = config.capacity // slot_bytes
+        self._name = context.name
+        self._region = HostRegion(num_slots * slot_bytes, huge_pages=config.huge_pages)
+        self._pool = SlotPool(self._region, slot_bytes, num_slots)
+        self._lock = threading.Lock()
+        self._published: dict[BlockKey, tuple[Slot, int]] = {}
+        self._is_closed = False
+        self.capabilities = TierCapabilities(
+            direct_slots=True,
+            capacity_bytes=num_slots * slot_bytes,
+            max_value_bytes=slot_bytes,
+            max_batch=1024,
+            max_concurrency=8,
+        )
+
+    @property
+    def region(self) -> HostRegion:
+        return self._region
+
+    def reserve(self, count: int) -> list[Slot]:
+        self._check_open("reserve")
+        return self._pool.take(count)
+
+    def publish(self, key: BlockKey, slot: Slot, num_bytes: int) -> None:
+        with self._lock:
+            old = self._published.get(key)
+            self._published[key] = (slot, num_bytes)
+        if old is not None:
+            self._pool.give(old[0])
+
+    def release(self, slot: Slot) -> None:
+        self._pool.give(slot)
+
+    def borrow(self, key: BlockKey) -> Slot | None:
+        found = self._published.get(key)
+        return found[0] if found is not None else None
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        self._check_open("lookup")
+        found = [self._published.get(key) for key in keys]
+        return [MISS if entry is None else Outcome(Status.OK, entry[1]) for entry in found]
+
+    def load(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> list[Outcome]:
+        self._check_open("load")
+        return [self._load_one(key, view) for key, view in zip(keys, into, strict=True)]
+
+    def _load_one(self, key: BlockKey, view: memoryview) -> Outcome:
+        # Under the lock, so that no eviction gives the slot to another block meanwhile.
+        with self._lock:
+            entry = self._published.get(key)
+            if entry is None:
+                return MISS
+            slot, num_bytes = entry
+            if num_bytes > len(view):
+                return failed(Status.CORRUPT, f"value of {num_bytes} B, buffer of {len(view)} B")
+            view[:num_bytes] = slot.view[:num_bytes]
+            return loaded(num_bytes)
+
+    def store(self, keys: Sequence[BlockKey], values: Sequence[memoryview]) -> list[Outcome]:
+        self._check_open("store")
+        return [self._store_one(key, value) for key, value in zip(keys, values, strict=True)]
+
+    def _store_one(self, key: BlockKey, value: memoryview) -> Outcome:
+        if len(value) > self._pool.slot_bytes:
+            return failed(Status.INVALID, f"value of {len(value)} B, slot of {self._pool.slot_bytes} B")
+        slots = self._pool.take(1)
+        if not slots:
+            return failed(Status.NO_SPACE, "the host pool is full")
+        slots[0].view[: len(value)] = value
+        self.publish(key, slots[0], len(value))
+        return Outcome(Status.OK, len(value))
+
+    def evict(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        self._check_open("evict")
+        with self._lock:
+            gone = [self._published.pop(key, None) for key in keys]
+        for entry in gone:
+            if entry is not None:
+                self._pool.give(entry[0])
+        return [MISS if entry is None else DONE for entry in gone]
+
+    def usage(self) -> TierUsage:
+        taken = self._pool.capacity - self._pool.num_free
+        return TierUsage(
+            len(self._published), taken * self._pool.slot_bytes, self.capabilities.capacity_bytes
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._published.clear()
+        self._region.close()
+
+    def _check_open(self, operation: str) -> None:
+        if self._is_closed:
+            raise TierClosedError(f"tier {self._name} is closed", tier=self._name, operation=operation)
+
+
+def open_tier(config: CpuConfig, context: TierContext) -> CpuTier:
+    """Open a host pool."""
+    return CpuTier(config, context)

@@ -1,0 +1,1 @@
+"""Blocks on solid-state disks."""

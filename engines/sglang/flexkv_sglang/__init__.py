@@ -1,0 +1,1 @@
+"""flexkv for SGLang."""

@@ -1,0 +1,115 @@
+"""flexkv-core: a tiered KV cache for LLM serving that anyone can extend.
+
+The public names, re-exported.  Importing this package imports no driver, no engine and no torch.
+"""
+
+from .buffers import HostRegion, Slot, SlotPool
+from .drivers import DRIVER_API, DriverSpec, hookimpl
+from .errors import (
+    ConfigError,
+    CorruptBlockError,
+    DriverApiError,
+    DriverConflictError,
+    DriverError,
+    DriverLoadError,
+    DriverNotFoundError,
+    EngineError,
+    FlexKVError,
+    HostMemoryError,
+    LayoutError,
+    SyncError,
+    TierAccessError,
+    TierClosedError,
+    TierError,
+    TierFullError,
+    TierTimeoutError,
+    TierUnavailableError,
+    TransferError,
+    UnsupportedOperationError,
+)
+from .keys import BlockChain, BlockKey, Namespace, encode_tokens
+from .layout import BlockLayout, PartLayout, Plane, kv_layout
+from .models import ChainConfig, Model, TierConfig
+from .sync import LocalSync, Sync
+from .tier import (
+    DONE,
+    MISS,
+    BufferState,
+    DirectTier,
+    Outcome,
+    Status,
+    StoredBlock,
+    Tier,
+    TierCapabilities,
+    TierContext,
+    TierUsage,
+    failed,
+    loaded,
+)
+from .transfer import BlockSpan, CopyJob, Fence, PassedFence, Ticket, Transfer
+from .units import ByteSize, Seconds
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DONE",
+    "DRIVER_API",
+    "MISS",
+    "BlockChain",
+    "BlockKey",
+    "BlockLayout",
+    "BlockSpan",
+    "BufferState",
+    "ByteSize",
+    "ChainConfig",
+    "ConfigError",
+    "CopyJob",
+    "CorruptBlockError",
+    "DirectTier",
+    "DriverApiError",
+    "DriverConflictError",
+    "DriverError",
+    "DriverLoadError",
+    "DriverNotFoundError",
+    "DriverSpec",
+    "EngineError",
+    "Fence",
+    "FlexKVError",
+    "HostMemoryError",
+    "HostRegion",
+    "LayoutError",
+    "LocalSync",
+    "Model",
+    "Namespace",
+    "Outcome",
+    "PartLayout",
+    "PassedFence",
+    "Plane",
+    "Seconds",
+    "Slot",
+    "SlotPool",
+    "Status",
+    "StoredBlock",
+    "Sync",
+    "SyncError",
+    "Ticket",
+    "Tier",
+    "TierAccessError",
+    "TierCapabilities",
+    "TierClosedError",
+    "TierConfig",
+    "TierContext",
+    "TierError",
+    "TierFullError",
+    "TierTimeoutError",
+    "TierUnavailableError",
+    "TierUsage",
+    "Transfer",
+    "TransferError",
+    "UnsupportedOperationError",
+    "encode_tokens",
+    "failed",
+    "hookimpl",
+    "kv_layout",
+    "loaded",
+]

@@ -1,0 +1,205 @@
+"""Host memory: one region cut into equal slots, handed out as memoryviews.
+
+Threads: a ``SlotPool`` may be used from any thread; its free list is under its own lock, and
+nothing else is locked while that lock is held.  A region is written by whoever holds a slot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import HostMemoryError
+
+HUGE_PAGE_BYTES = 2 << 20
+_RESERVE_BYTES = 256 << 20
+"""Left free of what a limit allows: the process needs more than the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A block-sized place in a host region.
+
+    Attributes:
+        index: Number of the slot in its pool.
+        view: All bytes of the slot, writable.
+        address: Where the slot begins in this process's memory.
+    """
+
+    index: int
+    view: memoryview
+    address: int
+
+
+class HostRegion:
+    """One run of anonymous host memory, page aligned, optionally of huge pages.
+
+    Unpinned; whoever copies to a device registers it (see ``transfer.Transfer.register``).
+    """
+
+    def __init__(self, num_bytes: int, *, huge_pages: bool = False) -> None:
+        """Map ``num_bytes`` (rounded up to whole pages).
+
+        Raises:
+            HostMemoryError: a limit of this machine, container or process forbids it; found out
+                before the memory is mapped.
+        """
+        step = HUGE_PAGE_BYTES if huge_pages else mmap.PAGESIZE
+        self.num_bytes = -(-max(num_bytes, 1) // step) * step
+        check_host_memory(self.num_bytes, huge_pages=huge_pages)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        if huge_pages:
+            flags |= 0x40000  # MAP_HUGETLB, which the mmap module does not name
+        self._map = mmap.mmap(-1, self.num_bytes, flags=flags)
+        if not huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self.view = memoryview(self._map)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.huge_pages = huge_pages
+        self.on_close: list[Callable[[], None]] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the memory is still mapped."""
+        return not self._map.closed
+
+    def close(self) -> None:
+        """Run ``on_close`` (unpinning, for one), then unmap if nobody holds a view any more."""
+        callbacks, self.on_close = self.on_close, []
+        for callback in callbacks:
+            callback()
+        if self._map.closed:
+            return
+        try:
+            self.view.release()
+            self._map.close()
+        except BufferError:
+            # Views of slots are still out (a worker that hangs in a driver, a tensor): the
+            # memory goes when they do.
+            return
+
+
+class SlotPool:
+    """A region cut into equal slots with a free list.
+
+    ``capacity == free + taken`` holds at all times; giving a slot back twice is an error.
+    """
+
+    def __init__(self, region: HostRegion, slot_bytes: int, capacity: int | None = None) -> None:
+        """Cut ``region`` into slots of ``slot_bytes``; as many as fit, or ``capacity``."""
+        fits = region.num_bytes // slot_bytes
+        self.region = region
+        self.slot_bytes = slot_bytes
+        self.capacity = fits if capacity is None else min(capacity, fits)
+        self._lock = threading.Lock()
+        self._free = list(range(self.capacity - 1, -1, -1))
+        self._is_taken = bytearray(self.capacity)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that ``take`` can still give."""
+        return len(self._free)
+
+    def slot(self, index: int) -> Slot:
+        """The slot of this number, whoever holds it."""
+        start = index * self.slot_bytes
+        return Slot(index, self.region.view[start : start + self.slot_bytes], self.region.address + start)
+
+    def take(self, count: int) -> list[Slot]:
+        """Up to ``count`` free slots; fewer when there are fewer."""
+        with self._lock:
+            count = min(count, len(self._free))
+            picked = [self._free.pop() for _ in range(count)]
+            for index in picked:
+                self._is_taken[index] = 1
+        return [self.slot(index) for index in picked]
+
+    def give(self, slot: Slot) -> None:
+        """Give a taken slot back.
+
+        Raises:
+            ValueError: the slot is not taken.
+        """
+        with self._lock:
+            if not self._is_taken[slot.index]:
+                raise ValueError(f"slot {slot.index} given back twice")
+            self._is_taken[slot.index] = 0
+            self._free.append(slot.index)
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        text = Path(path).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def memory_limits() -> dict[str, int]:
+    """Bytes that this process may still take, by the limit that says so (``memory``, ``cgroup``)."""
+    limits: dict[str, int] = {}
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                limits["memory"] = int(line.split()[1]) * 1024
+    except OSError:
+        limits["memory"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    for limit, usage in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        allowed, used = _read_int(limit), _read_int(usage)
+        if allowed is not None and used is not None and allowed < 1 << 60:
+            limits["cgroup"] = max(0, allowed - used)
+    return limits
+
+
+def free_huge_page_bytes() -> int:
+    """Bytes in reserved and free huge pages of 2 MiB."""
+    free = _read_int("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+    return (free or 0) * HUGE_PAGE_BYTES
+
+
+def memlock_limit_bytes() -> int | None:
+    """How much this process may lock; None for no limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def check_host_memory(needed_bytes: int, *, huge_pages: bool = False) -> None:
+    """Refuse a pool that cannot fit, before it is allocated.
+
+    Raises:
+        HostMemoryError: with the numbers, the limit's name, and what to change.
+    """
+    if huge_pages:
+        free = free_huge_page_bytes()
+        if needed_bytes > free:
+            raise HostMemoryError(
+                f"the host pool asks for {needed_bytes:,} B of huge pages, {free:,} B are reserved "
+                f"and free: reserve them (sysctl vm.nr_hugepages={-(-needed_bytes // HUGE_PAGE_BYTES)})"
+                " or set huge_pages: false",
+                needed_bytes=needed_bytes,
+                available_bytes=free,
+                limit="huge pages",
+            )
+        return
+    for name, available in memory_limits().items():
+        room = max(0, available - _RESERVE_BYTES)
+        if needed_bytes > room:
+            raise HostMemoryError(
+                f"the host pool asks for {needed_bytes:,} B, but the {name} limit leaves "
+                f"{available:,} B (of which {_RESERVE_BYTES:,} B stay free): lower the tier's capacity",
+                needed_bytes=needed_bytes,
+                available_bytes=available,
+                limit=name,
+            )

@@ -1,0 +1,186 @@
+"""The configuration's models: what a chain file may say, with every field's type, default and reason.
+
+They are frozen and forbid unknown fields.  Reading files, the environment and flags into them is
+``config``'s work; code further right receives them, or parts of them, never dictionaries.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from .units import ByteSize, Seconds
+
+TierName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+
+
+class Model(BaseModel):
+    """Frozen, strict about names, and silent about values in its errors (they may be secrets)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class WritePolicy(str, Enum):
+    """When a tier is given a block that was stored in the tier above."""
+
+    THROUGH = "through"
+    BACK = "back"
+    AROUND = "around"
+    NEVER = "never"
+
+
+class EvictionPolicy(str, Enum):
+    """Which block leaves a full tier first; always a leaf that nobody pins."""
+
+    LRU = "lru"
+    LFU = "lfu"
+    SLRU = "slru"
+    FIFO = "fifo"
+    MRU = "mru"
+    FILO = "filo"
+
+
+class EvictionConfig(Model):
+    """How room is made in a tier of bounded size."""
+
+    policy: EvictionPolicy = Field(EvictionPolicy.LRU, description="Order of leaving.")
+    ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="At least this share of the capacity is freed at once; 0 frees what is needed.",
+    )
+    start_threshold: float = Field(
+        1.0, gt=0, le=1, description="Eviction begins at this utilisation; 1.0 waits until the tier is full."
+    )
+    hit_reward_s: Seconds = Field(
+        0.0, description="LRU: each hit makes a block this much younger, in seconds."
+    )
+    slru_protected_threshold: int = Field(
+        2, ge=1, description="SLRU: a block with this many hits is protected."
+    )
+
+
+class TierConfig(Model):
+    """One tier of the chain."""
+
+    name: TierName = Field(description="The tier's name in messages, metrics and receipts.")
+    driver: str = Field(description="An installed driver: see `flexkv drivers`.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The driver's own options, checked by the driver's model."
+    )
+    write: WritePolicy = Field(
+        WritePolicy.THROUGH,
+        description="through: with each store; back: when the tier above evicts; "
+        "around: only by promotion; never.",
+    )
+    promote: Literal["always", "never"] | Annotated[int, Field(ge=1)] = Field(
+        "always",
+        description="Whether a block loaded from here stays in the tiers above: always, never, "
+        "or after n hits.",
+    )
+    read_only: bool = Field(False, description="Nothing is ever written or removed here.")
+    store_tails: bool | None = Field(
+        None,
+        description="Keep partly filled last blocks. Default: yes in this process's own tiers, "
+        "no in shared ones.",
+    )
+    ttl_s: Seconds | None = Field(None, description="Blocks older than this are misses; default: no limit.")
+    load_deadline_s: Seconds = Field(
+        10.0,
+        gt=0,
+        description="A load that takes longer is a miss, retries included; its buffers are quarantined.",
+    )
+    store_deadline_s: Seconds = Field(30.0, gt=0, description="A store that takes longer is given up.")
+    breaker_failures: int = Field(
+        5, ge=0, description="After so many failures in a row the tier is down and answers at once; 0 never."
+    )
+    breaker_reset_s: Seconds = Field(5.0, gt=0, description="After so long a tier that is down is probed.")
+    retries: int = Field(1, ge=0, le=10, description="Further tries of a call whose error is retryable.")
+    load_threads: int | None = Field(
+        None, ge=1, le=64, description="Concurrent load calls; default: the driver's."
+    )
+    store_threads: int | None = Field(
+        None, ge=1, le=64, description="Concurrent store calls; default: the driver's."
+    )
+    load_or_recompute: Literal["auto", "load", "recompute"] = Field(
+        "load",
+        description="auto weighs the tier's measured speed against the engine's prefill rate; "
+        "load always fetches; recompute never does.",
+    )
+    eviction: EvictionConfig = Field(default_factory=EvictionConfig, description="How room is made.")
+
+
+class NamespaceConfig(Model):
+    """What the user adds to the identity of stored bytes; the engine adds the rest."""
+
+    model: str | None = Field(None, description="Model identity; default: what the engine says.")
+    revision: str | None = Field(
+        None, description="Model revision; default: a digest of the model's configuration."
+    )
+    weights_version: str = Field("0", description="Raise it when weights change under the same name.")
+    require_salt: bool = Field(
+        False, description="Requests without a cache salt are neither stored nor served."
+    )
+
+
+class EngineConfig(Model):
+    """How the engine's side behaves."""
+
+    layerwise: bool = Field(
+        False, description="Loads are awaited layer by layer (IP mode) instead of before the forward pass."
+    )
+    load_wait_s: Seconds = Field(
+        0.005,
+        description="How long the scheduler may be held up by one load before it goes on to other work.",
+    )
+    load_deadline_s: Seconds = Field(
+        30.0, gt=0, description="A load that is not over by then is given up and the prompt is recomputed."
+    )
+    max_store_tokens: int = Field(
+        262_144,
+        ge=0,
+        description="Most tokens in stores that are under way; beyond it new stores are skipped.",
+    )
+    store_running: bool = Field(
+        True, description="Also store prompts chunk by chunk while they are prefilled, and retracted ones."
+    )
+    min_hit_tokens: int = Field(1, ge=1, description="A shorter hit is not worth a load.")
+    shutdown_deadline_s: Seconds = Field(
+        30.0, gt=0, description="Longest wait for copies at reset and shutdown."
+    )
+    log_transfers: bool = Field(True, description="One line for each finished transfer.")
+
+
+class ChainConfig(Model):
+    """A whole chain file."""
+
+    version: Literal[1] = Field(1, description="Version of this format.")
+    namespace: NamespaceConfig = Field(
+        default_factory=NamespaceConfig, description="Identity of stored bytes."
+    )
+    block_tokens: int = Field(
+        64,
+        ge=1,
+        le=8192,
+        description="Tokens in a block, the unit of storage; a multiple of the engine's page.",
+    )
+    staging: ByteSize = Field(
+        256 << 20,
+        description="Host memory for blocks on their way, used only where no tier lends its own memory.",
+    )
+    kv_cache_dtype: str | None = Field(
+        None, description="KV element type; must agree with the engine's tensors. Default: theirs."
+    )
+    tiers: tuple[TierConfig, ...] = Field(min_length=1, description="Fast to slow.")
+    engine: EngineConfig = Field(default_factory=EngineConfig, description="The engine's side.")
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> ChainConfig:
+        names = [tier.name for tier in self.tiers]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"tier names must be distinct, twice: {', '.join(twice)}")
+        return self

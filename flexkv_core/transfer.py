@@ -1,0 +1,186 @@
+"""Transfer: the interface between device memory and host slots, whole or layer by layer.
+
+A transfer copies rows: token t of a block, in each plane, between a *host slot* and a *device
+slot* (a token's index in the engine's KV pool).  One ticket serves both modes: the synchronous
+one waits for all layers before the forward pass, the layerwise one hands the engine a wait for
+each layer.
+
+Ordering, which is the whole art (``fence``): a store must not read a device slot before the
+forward pass that writes it has done so; a load must not write one that an earlier forward pass
+may still write.  Both are given a fence taken after that work was queued.  A source or target
+stays leased from plan to completion: nobody frees it before the ticket is terminal.
+
+Threads: ``load``, ``store`` and ``fence`` are called by the engine's thread and do not wait for
+a copy; a ticket may be asked from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .buffers import HostRegion, Slot
+from .errors import TransferError
+from .layout import BlockLayout
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpan:
+    """A run of one block's tokens.
+
+    Attributes:
+        slot: The host slot that holds the block's value.
+        num_tokens: Tokens of the whole value: it decides where each plane begins.
+        first: First token of the run inside the block.
+        last: One behind the last.
+    """
+
+    slot: Slot
+    num_tokens: int
+    first: int
+    last: int
+
+
+class Fence(ABC):
+    """A point in the device's work: everything queued before it was taken.
+
+    A backend decides what it is (a CUDA event, nothing at all on a CPU).
+    """
+
+    @abstractmethod
+    def is_passed(self) -> bool:
+        """Whether all that work has ended.  Does not block."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> bool:
+        """Block until it has, at most ``timeout_s``; False on expiry."""
+
+
+class PassedFence(Fence):
+    """A fence behind which nothing is running: forward passes on a CPU have ended when they return."""
+
+    def is_passed(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float) -> bool:  # noqa: ARG002 - nothing to wait for
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class CopyJob:
+    """One copy, as the chain asks for it.
+
+    Attributes:
+        number: For logs; unique in the process.
+        spans: Runs of blocks, in the order of the device slots.
+        device_slots: ``array('q')`` or 1-D int64 CPU tensor, one per token of all spans.
+        after: What must have ended on the device before a byte moves.
+    """
+
+    number: int
+    spans: Sequence[BlockSpan]
+    device_slots: Any
+    after: Fence
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the spans move."""
+        return sum(span.last - span.first for span in self.spans)
+
+
+class Ticket:
+    """One running copy: reaches exactly one terminal state, which can be asked but not changed.
+
+    Threads: the transfer's thread finishes it; any thread asks.
+    """
+
+    def __init__(self, job: CopyJob, num_bytes: int, num_layers: int) -> None:
+        """A ticket for ``job``, which moves ``num_bytes`` in ``num_layers`` layers."""
+        self.job = job
+        self.num_bytes = num_bytes
+        self.num_layers = num_layers
+        self.seconds = 0.0
+        self.error: TransferError | None = None
+        self._layers_done = 0
+        self._is_over = False
+        self._changed = threading.Condition()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the copy reached its end, in success or failure: no byte will move any more."""
+        return self._is_over
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether all bytes lie where they should."""
+        return self._is_over and self.error is None
+
+    def is_layer_ready(self, layer: int) -> bool:
+        """Whether this layer's bytes lie where they should."""
+        return self.error is None and self._layers_done > layer
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until the end, at most ``timeout_s`` seconds; False on expiry."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._is_over, timeout_s)
+
+    def wait_layer(self, layer: int, timeout_s: float) -> bool:
+        """Block until ``layer`` (or the end) is reached; True if the layer's bytes may be read."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._layers_done > layer or self._is_over, timeout_s)
+            return self._layers_done > layer and self.error is None
+
+    def order_behind(self) -> bool:
+        """Order the engine's further device work behind this copy without waiting for it.
+
+        True where that was done (a device with streams): the slots may then be used at once.
+        """
+        return False
+
+    def finish_layer(self, layer: int) -> None:
+        """For the transfer: layers up to and with ``layer`` are in place."""
+        with self._changed:
+            self._layers_done = max(self._layers_done, layer + 1)
+            self._changed.notify_all()
+
+    def finish(self, seconds: float, error: TransferError | None = None) -> None:
+        """For the transfer: the end.  A second call is an error."""
+        with self._changed:
+            if self._is_over:
+                raise AssertionError(f"copy {self.job.number} ended twice")
+            self.seconds = seconds
+            self.error = error
+            if error is None:
+                self._layers_done = self.num_layers
+            self._is_over = True
+            self._changed.notify_all()
+
+
+class Transfer(ABC):
+    """Copies between one device's KV pool and host slots."""
+
+    layout: BlockLayout
+    """What the device's pool looks like, block by block."""
+
+    @abstractmethod
+    def register(self, region: HostRegion) -> None:
+        """Host memory that slots will lie in: pin it, remember it.  Undone when the region closes."""
+
+    @abstractmethod
+    def fence(self) -> Fence:
+        """A fence behind all device work that the engine has queued so far."""
+
+    @abstractmethod
+    def load(self, job: CopyJob) -> Ticket:
+        """Host to device.  Raises TransferError if the job cannot be queued; nothing moves then."""
+
+    @abstractmethod
+    def store(self, job: CopyJob) -> Ticket:
+        """Device to host.  As ``load``."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for running copies, which are never aborted; join threads.  May be called twice."""
