@@ -319,3 +319,10 @@ class DirectTier(Tier):
     @abstractmethod
     def borrow(self, key: BlockKey) -> Slot | None:
         """The published slot of ``key``, or None.  Valid until ``evict`` of that key."""
+
+    @abstractmethod
+    def withdraw(self, key: BlockKey) -> Slot | None:
+        """Unpublish ``key`` and hand its slot to the caller as a reserved one; None if there is none.
+
+        What ``evict`` does without freeing: the bytes stay readable, for a write-back, until ``release``.
+        """

@@ -75,6 +75,11 @@ class CpuTier(DirectTier):
         found = self._published.get(key)
         return found[0] if found is not None else None
 
+    def withdraw(self, key: BlockKey) -> Slot | None:
+        with self._lock:
+            found = self._published.pop(key, None)
+        return found[0] if found is not None else None
+
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         self._check_open("lookup")
         found = [self._published.get(key) for key in keys]
@@ -112,12 +117,11 @@ class CpuTier(DirectTier):
 
     def evict(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         self._check_open("evict")
-        with self._lock:
-            gone = [self._published.pop(key, None) for key in keys]
-        for entry in gone:
-            if entry is not None:
-                self._pool.give(entry[0])
-        return [MISS if entry is None else DONE for entry in gone]
+        slots = [self.withdraw(key) for key in keys]
+        for slot in slots:
+            if slot is not None:
+                self._pool.give(slot)
+        return [MISS if slot is None else DONE for slot in slots]
 
     def usage(self) -> TierUsage:
         taken = self._pool.capacity - self._pool.num_free
