@@ -1,0 +1,97 @@
+"""The copies of one direction or both, waiting for their worker: loads before stores.
+
+Threads: the engine's thread adds; one worker takes.  ``CopyQueue`` has one lock (its condition);
+nothing else is locked while it is held, and no ticket is finished under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from ..errors import TransferError
+from ..transfer import Ticket
+
+
+class Copy:
+    """One queued or running copy, as the worker sees it.
+
+    A worker calls ``step`` until it returns False; each step is short, so that a load that
+    arrives during a long store does not wait for its end.
+    """
+
+    def __init__(self, ticket: Ticket, steps: Iterator[None], *, is_load: bool) -> None:
+        """A copy whose work is done by advancing ``steps``."""
+        self.ticket = ticket
+        self.is_load = is_load
+        self.has_begun = False
+        self._steps = steps
+
+    def step(self) -> bool:
+        """Do the next piece; False when there is none left."""
+        return next(self._steps, self) is not self
+
+
+AnyCopy = TypeVar("AnyCopy", bound=Copy)
+
+
+class CopyQueue(Generic[AnyCopy]):
+    """Two queues in order of arrival; the first load goes before the first store."""
+
+    def __init__(self) -> None:
+        """Empty and open."""
+        self._changed = threading.Condition()
+        self._loads: deque[AnyCopy] = deque()
+        self._stores: deque[AnyCopy] = deque()
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing may be added any more."""
+        return self._is_closed
+
+    def add(self, copy: AnyCopy) -> None:
+        """Queue a copy.
+
+        Raises:
+            TransferError: closed.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise TransferError("the transfer is closed", job=copy.ticket.job.number)
+            (self._loads if copy.is_load else self._stores).append(copy)
+            self._changed.notify_all()
+
+    def heads(self, timeout_s: float | None = None) -> list[AnyCopy]:
+        """The first load and the first store, as far as there are any; waits until there is one.
+
+        An empty list means that the queue is closed and empty, or that ``timeout_s`` passed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._loads or self._stores or self._is_closed, timeout_s)
+            return [queue[0] for queue in (self._loads, self._stores) if queue]
+
+    def begin(self, copy: AnyCopy) -> bool:
+        """Mark a copy as begun: ``close`` lets it run to its end.  False if ``close`` was first."""
+        with self._changed:
+            copy.has_begun = copy.has_begun or not self._is_closed
+            return copy.has_begun
+
+    def remove(self, copy: AnyCopy) -> None:
+        """Take a copy out, which must be at the head of its queue."""
+        with self._changed:
+            queue = self._loads if copy.is_load else self._stores
+            if queue.popleft() is not copy:
+                raise AssertionError("only the first copy of a queue may be taken out")
+
+    def close(self) -> list[AnyCopy]:
+        """Take no more; returns the copies that have not begun, which are out of the queue now."""
+        with self._changed:
+            self._is_closed = True
+            waiting = [copy for queue in (self._loads, self._stores) for copy in queue if not copy.has_begun]
+            self._loads = deque(copy for copy in self._loads if copy.has_begun)
+            self._stores = deque(copy for copy in self._stores if copy.has_begun)
+            self._changed.notify_all()
+        return waiting

@@ -1,0 +1,148 @@
+"""A copy job as arrays: every check that can be made before a byte moves is made here.
+
+Nothing here touches device or host memory, and there is no loop over tokens or pages.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..errors import TransferError
+from ..layout import BlockLayout
+from ..transfer import CopyJob
+from .regions import Int64
+
+
+@dataclass(frozen=True, eq=False)
+class SpanTable:
+    """The spans of a job, one entry a span, in the order of the device slots.
+
+    Attributes:
+        payload: Address of the block's first payload byte.
+        num_tokens: Tokens of the whole block.
+        first: First token that moves.
+        last: One behind the last.
+    """
+
+    payload: Int64
+    num_tokens: Int64
+    first: Int64
+    last: Int64
+
+    def __len__(self) -> int:
+        return len(self.payload)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRows:
+    """The tokens of some spans: row of plane p = ``payload + num_tokens * offset[p] + token * row_bytes[p]``.
+
+    Attributes:
+        device_slots: Where each token lies on the device.
+        payload: Per token the address (or offset) of its block's payload.
+        num_tokens: Per token the tokens of its block.
+        token: Per token its place in the block.
+    """
+
+    device_slots: Int64
+    payload: Int64
+    num_tokens: Int64
+    token: Int64
+
+    def __len__(self) -> int:
+        return len(self.device_slots)
+
+    def at(self, offset: int, row_bytes: int, begin: int, end: int) -> Int64:
+        """Where the rows of one plane begin, for tokens ``begin`` to ``end``."""
+        run = slice(begin, end)
+        return self.payload[run] + self.num_tokens[run] * offset + self.token[run] * row_bytes
+
+
+def read_slots(job: CopyJob, num_slots: int) -> Int64:
+    """The job's device slots as an array of its own.
+
+    Raises:
+        TransferError: wrong type or number, or out of ``[0, num_slots)``.
+    """
+    given = job.device_slots
+    if isinstance(given, torch.Tensor):
+        if given.device.type != "cpu" or given.dtype != torch.int64 or given.dim() != 1:
+            raise _refused(
+                job, f"device slots must be a 1-D int64 CPU tensor, not {given.dtype} on {given.device}"
+            )
+        slots = given.detach().numpy()
+    elif isinstance(given, array) and given.typecode == "q":
+        slots = np.frombuffer(given, dtype=np.int64) if given else np.empty(0, dtype=np.int64)
+    else:
+        raise _refused(job, f"device slots must be array('q') or an int64 tensor, not {type(given).__name__}")
+    slots = np.array(slots, dtype=np.int64)
+    if len(slots) != job.num_tokens:
+        raise _refused(job, f"{job.num_tokens} tokens in the spans, {len(slots)} device slots")
+    if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
+        raise _refused(job, f"device slots {slots.min()}..{slots.max()}, the pool has 0..{num_slots - 1}")
+    return slots
+
+
+def read_spans(job: CopyJob, layout: BlockLayout) -> SpanTable:
+    """The job's spans as arrays.
+
+    Raises:
+        TransferError: a span that its block or its slot cannot hold.
+    """
+    found = [
+        (span.slot.address, span.num_tokens, span.first, span.last, span.slot.view.nbytes)
+        for span in job.spans
+    ]
+    table = np.array(found, dtype=np.int64).reshape(-1, 5)
+    address, num_tokens, first, last, room = table.T
+    bad = (
+        (num_tokens < 1)
+        | (num_tokens > layout.block_tokens)
+        | (first < 0)
+        | (first > last)
+        | (last > num_tokens)
+    )
+    if bad.any():
+        span = job.spans[int(np.flatnonzero(bad)[0])]
+        raise _refused(
+            job,
+            f"tokens {span.first}..{span.last} of a block of {span.num_tokens}, "
+            f"where a block has at most {layout.block_tokens}",
+        )
+    if (room < layout.header_bytes + num_tokens * layout.token_bytes).any():
+        raise _refused(job, f"a host slot of {room.min()} B is too small for a block of this layout")
+    return SpanTable(address + layout.header_bytes, num_tokens, first, last)
+
+
+def token_rows(
+    spans: SpanTable, device_slots: Int64, chosen: Int64 | None = None, base: int = 0
+) -> TokenRows:
+    """Spell spans out token by token.
+
+    Args:
+        spans: All spans of the job.
+        device_slots: All device slots of the job.
+        chosen: Numbers of the spans that are wanted, ascending; None for all.
+        base: Subtracted from addresses.
+    """
+    length = spans.last - spans.first
+    start = np.cumsum(length) - length
+    if chosen is None:
+        chosen = np.arange(len(spans))
+    length, start = length[chosen], start[chosen]
+    total = int(length.sum())
+    inside = np.arange(total) - np.repeat(np.cumsum(length) - length, length)
+    return TokenRows(
+        device_slots[np.repeat(start, length) + inside],
+        np.repeat(spans.payload[chosen] - base, length),
+        np.repeat(spans.num_tokens[chosen], length),
+        np.repeat(spans.first[chosen], length) + inside,
+    )
+
+
+def _refused(job: CopyJob, why: str) -> TransferError:
+    return TransferError(f"copy {job.number} refused: {why}", job=job.number)
