@@ -1,0 +1,151 @@
+"""The real SGLang server as a child process: started with a deadline, stopped for certain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from flexkv_core.errors import EngineError
+
+from ._serving import POLL_S, EngineClient
+
+CPU_FLAGS = (
+    *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+    *("--mem-fraction-static", "0.1", "--skip-server-warmup"),
+)
+"""What a server on a CPU needs. Source: sglang 0.5.23 on a machine without AMX."""
+
+CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"}
+TAIL_LINES = 25
+
+
+class ServerProcess:
+    """One server in a process group of its own, on 127.0.0.1, with its output in a file.
+
+    Threads: the one that made it.
+    """
+
+    def __init__(
+        self,
+        flags: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:
+        """Say what to start; ``start`` does it.
+
+        Args:
+            flags: Arguments of ``python -m sglang.launch_server``, without host and port.
+            log: File for all that it prints; overwritten.
+            environment: What to add to this process's environment.
+            on_wait: Called now and then while somebody waits (progress).
+        """
+        self.flags = tuple(flags)
+        self.log = log
+        self.environment = {**os.environ, **(environment or {})}
+        self.port = free_port()
+        self.client = EngineClient(f"127.0.0.1:{self.port}")
+        self.startup_s = 0.0
+        self._on_wait = on_wait or (lambda: None)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, deadline_s: float = 240.0) -> ServerProcess:
+        """Start it and wait until it answers.
+
+        Raises:
+            EngineError: it ended, or did not answer in time; the message ends in the log's last lines.
+        """
+        command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), *self.flags]
+        began = time.monotonic()
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready(began + deadline_s)
+        except BaseException:  # also an interrupt from the keyboard must leave no server behind
+            self.kill()
+            raise
+        self.startup_s = time.monotonic() - began
+        return self
+
+    def _wait_until_ready(self, until: float) -> None:
+        while not self.client.is_ready():
+            if not self.is_alive():
+                raise EngineError(f"the server ended with status {self._status()} at start{self._quoted()}")
+            if time.monotonic() > until:
+                raise EngineError(f"the server did not answer in time{self._quoted()}")
+            self._on_wait()
+            time.sleep(POLL_S)
+
+    def is_alive(self) -> bool:
+        """Whether its first process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self, deadline_s: float = 60.0) -> float:
+        """Let it finish its work and end (SIGTERM), and end what is left after the deadline.
+
+        Returns:
+            The seconds that it took.
+        """
+        began = time.monotonic()
+        if self.is_alive():
+            assert self._process is not None
+            self._process.terminate()
+            while self.is_alive() and time.monotonic() - began < deadline_s:
+                self._on_wait()
+                time.sleep(POLL_S)
+        self.kill()
+        return time.monotonic() - began
+
+    def kill(self) -> None:
+        """End every process of the group at once (SIGKILL), as a crash would."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def log_text(self) -> str:
+        """All that it has printed so far."""
+        try:
+            return self.log.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _status(self) -> int | None:
+        return None if self._process is None else self._process.returncode
+
+    def _quoted(self) -> str:
+        lines = self.log_text().splitlines()[-TAIL_LINES:]
+        return f"; the end of {self.log}:\n" + "\n".join(f"  | {line}" for line in lines)
+
+    def __enter__(self) -> ServerProcess:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
