@@ -22,6 +22,7 @@ REQUIREMENTS = ROOT / "requirements"
 INPUTS = (Path(__file__), ROOT / "pyproject.toml", *sorted(REQUIREMENTS.glob("*.txt")))
 OLDER = "sglang-0.5.20"
 STAMP = "flexkv-environment"
+LOG = "flexkv-environment.log"
 
 
 def main() -> int:
@@ -65,12 +66,26 @@ def build(venv: Path) -> int:
     steps = pip_steps(venv)
     for number, (what, command) in enumerate(steps, 1):
         print(f"environment {number}/{len(steps)}: {what} ...", flush=True)
-        if status := subprocess.call(command, cwd=ROOT):
-            print(f"environment: '{what}' failed: {' '.join(command)}", file=sys.stderr)
+        if status := run_logged(command, venv / LOG):
+            print(f"environment: '{what}' failed, the whole output is in {venv / LOG}", file=sys.stderr)
             return status
     (venv / STAMP).write_text(digest(venv))
     print(f"environment: ready in {time.monotonic() - began:.0f} s ({venv})", flush=True)
     return 0
+
+
+def run_logged(command: list[str], log: Path) -> int:
+    """Run a step with its output in a file, and show the end of it if the step fails.
+
+    pip reports every dependency of SGLang that is left out on purpose as an error, and goes on;
+    on a terminal that reads like a failure.
+    """
+    with log.open("a") as output:
+        print("+", *command, file=output, flush=True)
+        status = subprocess.call(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+    if status:
+        print("\n".join(log.read_text(errors="replace").splitlines()[-20:]), file=sys.stderr)
+    return status
 
 
 def make_venv(venv: Path) -> int:
