@@ -22,12 +22,15 @@ class ConfigError(FlexKVError):
     Attributes:
         file: Where the configuration came from (a path, ``environment``, ``arguments``).
         findings: One line for each fault, each naming its path in the file.
+        sources: For each finding where it came from; all from ``file`` unless said otherwise.
     """
 
-    def __init__(self, file: str, findings: Sequence[str]) -> None:
+    def __init__(self, file: str, findings: Sequence[str], sources: Sequence[str] = ()) -> None:
         self.file = file
         self.findings = tuple(findings)
-        super().__init__("\n".join(f"{file}: {line}" for line in self.findings))
+        self.sources = tuple(sources) or (file,) * len(self.findings)
+        lines = zip(self.sources, self.findings, strict=True)
+        super().__init__("\n".join(f"{source}: {line}" for source, line in lines))
 
 
 class DriverError(FlexKVError):

@@ -7,11 +7,22 @@ They are frozen and forbid unknown fields.  Reading files, the environment and f
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from .units import ByteSize, Seconds
+from .units import ByteSize, KvDtype, Seconds
+
+
+def _plain_kinds(annotation: Any) -> set[Any]:
+    """What stands in a union, or the annotation itself, without ``Annotated`` round it."""
+    if get_origin(annotation) is Annotated:
+        return _plain_kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return {kind for part in get_args(annotation) for kind in _plain_kinds(part)}
+    return {annotation}
+
 
 TierName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 
@@ -19,7 +30,17 @@ TierName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
 class Model(BaseModel):
     """Frozen, strict about names, and silent about values in its errors (they may be secrets)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _a_switch_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic takes true for 1, so that ``retries: yes`` would mean one retry.
+        if isinstance(value, bool):
+            kinds = _plain_kinds(cls.model_fields[str(info.field_name)].annotation)
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError("must be a number, not true or false")
+        return value
 
 
 class WritePolicy(str, Enum):
@@ -69,7 +90,9 @@ class TierConfig(Model):
     name: TierName = Field(description="The tier's name in messages, metrics and receipts.")
     driver: str = Field(description="An installed driver: see `flexkv drivers`.")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="The driver's own options, checked by the driver's model."
+        default_factory=dict,
+        repr=False,  # may hold secrets
+        description="The driver's own options, checked by the driver's model.",
     )
     write: WritePolicy = Field(
         WritePolicy.THROUGH,
@@ -171,7 +194,7 @@ class ChainConfig(Model):
         256 << 20,
         description="Host memory for blocks on their way, used only where no tier lends its own memory.",
     )
-    kv_cache_dtype: str | None = Field(
+    kv_cache_dtype: KvDtype = Field(
         None, description="KV element type; must agree with the engine's tensors. Default: theirs."
     )
     tiers: tuple[TierConfig, ...] = Field(min_length=1, description="Fast to slow.")
