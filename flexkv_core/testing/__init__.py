@@ -13,6 +13,8 @@ name is asked for.  Nothing in ``flexkv_core`` imports this package.
 from .clock import FakeClock, ManualExecutor
 from .device import DeviceViolation, FakeDevice
 from .fake_transfer import FakeTransfer
+from .fault_plan import Fault, FaultKind, SeededFaults
+from .faults import FaultTier
 from .memory import Medium, MemoryTier
 from .values import (
     Value,
@@ -30,9 +32,13 @@ __all__ = [
     "FakeClock",
     "FakeDevice",
     "FakeTransfer",
+    "Fault",
+    "FaultKind",
+    "FaultTier",
     "ManualExecutor",
     "Medium",
     "MemoryTier",
+    "SeededFaults",
     "Value",
     "aligned_buffer",
     "context_for",
