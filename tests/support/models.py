@@ -1,0 +1,107 @@
+"""Tiny random language models that SGLang loads, written when a test needs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, MAX_TOKENS = 64, 2, 4, 2, 16, 1000, 4096
+TOKEN_BYTES = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
+"""KV bytes of one token at float32."""
+
+
+def write_tiny_model(folder: Path, arch: str = "llama", seed: int = 0) -> Path:
+    """Write a random ``llama`` or ``qwen3`` checkpoint and a tokenizer of the words ``w3`` to ``w999``.
+
+    Its weights are of normal scale and it attends to all of its context, so that wrong KV shows
+    in its output.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_weights(folder, arch, seed)
+    (folder / "config.json").write_text(json.dumps(_config(arch), indent=1))
+    _write_tokenizer(folder)
+    return folder
+
+
+def _write_weights(folder: Path, arch: str, seed: int) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(rows: int, columns: int, scale: float | None = None) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * (scale or columns**-0.5)
+
+    weights = {
+        "model.embed_tokens.weight": normal(VOCABULARY, HIDDEN, 1.0),
+        "model.norm.weight": torch.ones(HIDDEN),
+        "lm_head.weight": normal(VOCABULARY, HIDDEN, 1.0),
+    }
+    for layer in range(LAYERS):
+        shapes = {
+            "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+            "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+            "mlp.gate_proj": (2 * HIDDEN, HIDDEN),
+            "mlp.up_proj": (2 * HIDDEN, HIDDEN),
+            "mlp.down_proj": (HIDDEN, 2 * HIDDEN),
+        }
+        norms = {"input_layernorm": HIDDEN, "post_attention_layernorm": HIDDEN}
+        if arch == "qwen3":
+            norms |= {"self_attn.q_norm": HEAD_DIM, "self_attn.k_norm": HEAD_DIM}
+        prefix = f"model.layers.{layer}."
+        weights |= {f"{prefix}{name}.weight": normal(*shape) for name, shape in shapes.items()}
+        weights |= {f"{prefix}{name}.weight": torch.ones(size) for name, size in norms.items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def _config(arch: str) -> dict[str, object]:
+    common = {
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "intermediate_size": 2 * HIDDEN,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": MAX_TOKENS,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+    own = {
+        "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False},
+        "qwen3": {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "max_window_layers": LAYERS,
+        },
+    }
+    return common | own[arch]
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "model_max_length": MAX_TOKENS,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
