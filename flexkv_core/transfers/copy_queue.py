@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from ..errors import TransferError
-from ..transfer import Ticket
+from ..transfer import CopyJob, Ticket
 
 
 class Copy:
@@ -47,10 +47,10 @@ class CopyQueue(Generic[AnyCopy]):
         self._stores: deque[AnyCopy] = deque()
         self._is_closed = False
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing may be added any more."""
-        return self._is_closed
+    def check_open(self, job: CopyJob) -> None:
+        """Raises TransferError if nothing may be added any more."""
+        if self._is_closed:
+            raise TransferError("the transfer is closed", job=job.number)
 
     def add(self, copy: AnyCopy) -> None:
         """Queue a copy.
@@ -59,8 +59,7 @@ class CopyQueue(Generic[AnyCopy]):
             TransferError: closed.
         """
         with self._changed:
-            if self._is_closed:
-                raise TransferError("the transfer is closed", job=copy.ticket.job.number)
+            self.check_open(copy.ticket.job)
             (self._loads if copy.is_load else self._stores).append(copy)
             self._changed.notify_all()
 

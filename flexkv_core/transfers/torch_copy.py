@@ -82,6 +82,7 @@ class TorchTransfer(Transfer):
         self._regions.clear()
 
     def _submit(self, job: CopyJob, *, is_load: bool) -> Ticket:
+        self._queue.check_open(job)
         slots = read_slots(job, self.planes.num_slots)
         spans = read_spans(job, self.layout)
         end = spans.payload + spans.num_tokens * self.layout.token_bytes
@@ -120,14 +121,18 @@ class TorchTransfer(Transfer):
             yield begin, min(begin + step, num_tokens)
 
     def _work(self) -> None:
-        while heads := self._queue.heads():
-            ready = next(
-                (copy for copy in heads if copy.has_begun or copy.ticket.job.after.is_passed()), None
-            )
-            if ready is None:
-                heads[0].ticket.job.after.wait(_FENCE_POLL_S)
-            elif self._queue.begin(ready) and not self._advance(ready):
-                self._queue.remove(ready)
+        while self._work_once():
+            pass
+
+    def _work_once(self) -> bool:
+        """One piece of one copy; False when closed and done.  Keeps nothing of a copy that ended."""
+        heads = self._queue.heads()
+        ready = next((copy for copy in heads if copy.has_begun or copy.ticket.job.after.is_passed()), None)
+        if ready is None and heads:
+            heads[0].ticket.job.after.wait(_FENCE_POLL_S)
+        elif ready is not None and self._queue.begin(ready) and not self._advance(ready):
+            self._queue.remove(ready)
+        return bool(heads)
 
     def _advance(self, copy: Copy) -> bool:
         try:

@@ -64,10 +64,8 @@ def snapshot(planes: DevicePlanes) -> list[np.ndarray]:
     return [plane.cpu().numpy().copy() for plane in planes.planes]
 
 
-def payload(
-    layout: BlockLayout, span: BlockSpan, rows: list[np.ndarray], slots: list[int]
-) -> dict[int, bytes]:
-    """What each plane's run of a span must hold, written plainly: plane number -> bytes."""
+def payload(layout: BlockLayout, rows: list[np.ndarray], slots: list[int]) -> dict[int, bytes]:
+    """What each plane holds in these slots, written plainly: plane number -> bytes."""
     return {
         plane: b"".join(rows[plane][slot].tobytes() for slot in slots) for plane in range(len(layout.planes))
     }
