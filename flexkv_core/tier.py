@@ -112,6 +112,7 @@ class TierCapabilities:
         expires: Values may vanish by age, or by the store's own eviction, without being asked.
         capacity_bytes: Room for values, or 0 where the store itself decides.
         max_batch: Most keys in one call.
+        max_lookup: Most keys in one ``lookup``, where that is more than ``max_batch``; else 0.
         max_concurrency: Most calls at once.
         max_value_bytes: Longest value, or 0 for no limit.
         alignment_bytes: Buffers' addresses and lengths must be multiples of this.
@@ -124,6 +125,7 @@ class TierCapabilities:
     expires: bool = False
     capacity_bytes: int = 0
     max_batch: int = 64
+    max_lookup: int = 0
     max_concurrency: int = 4
     max_value_bytes: int = 0
     alignment_bytes: int = 1
@@ -191,7 +193,7 @@ class Tier(ABC):
         """Say which values are there, without reading them.
 
         Args:
-            keys: At most ``capabilities.max_batch`` distinct keys.
+            keys: At most ``capabilities.max_batch`` (or ``max_lookup``, if larger) distinct keys.
 
         Returns:
             Per key, in order: ``OK`` (``num_bytes`` is the length, or 0 where asking costs
