@@ -10,6 +10,10 @@ pytest is needed for the kit and hypothesis for the strategies; neither is impor
 name is asked for.  Nothing in ``flexkv_core`` imports this package.
 """
 
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
 from .clock import FakeClock, ManualExecutor
 from .device import DeviceViolation, FakeDevice
 from .fake_transfer import FakeTransfer
@@ -27,6 +31,38 @@ from .values import (
     small_layout,
 )
 
+if TYPE_CHECKING:
+    from .kit import overrides_kit
+    from .tier_tests import TierTests
+
+_KIT_MODULES = (
+    "kit",
+    "tier_kit",
+    "tier_contract",
+    "tier_corruption",
+    "tier_direct",
+    "tier_limits",
+    "tier_persistence",
+    "tier_threads",
+)
+
+_LAZY = {
+    "TierTests": "tier_tests",
+    "overrides_kit": "kit",
+}
+
+if "pytest" in sys.modules:  # before the kit is imported, so that its assertions show their values
+    for _name in _KIT_MODULES:
+        sys.modules["pytest"].register_assert_rewrite(f"{__name__}.{_name}")
+
+
+def __getattr__(name: str) -> Any:
+    """The kit's classes, imported when they are asked for."""
+    if name in _LAZY:
+        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "DeviceViolation",
     "FakeClock",
@@ -39,6 +75,7 @@ __all__ = [
     "Medium",
     "MemoryTier",
     "SeededFaults",
+    "TierTests",
     "Value",
     "aligned_buffer",
     "context_for",
@@ -46,5 +83,6 @@ __all__ = [
     "kv_sums",
     "make_value",
     "make_values",
+    "overrides_kit",
     "small_layout",
 ]

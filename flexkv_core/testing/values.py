@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from flexkv_core.envelope import BadValueError, Header, seal, verify, write_header
+from flexkv_core.envelope import BadValueError, Header, parse, seal, verify, write_header
 from flexkv_core.keys import BlockKey, Namespace, block_key, encode_tokens
 from flexkv_core.layout import BlockLayout, kv_layout, round_up
 from flexkv_core.tier import TierContext
@@ -103,8 +103,14 @@ class Value:
             return None
 
     def equals(self, got: memoryview) -> bool:
-        """Whether ``got`` begins with exactly this value."""
+        """Whether ``got`` begins with exactly this value, to the byte."""
         return got[: self.num_bytes] == self.view[: self.num_bytes]
+
+    def means(self, got: memoryview) -> bool:
+        """Whether ``got`` is this block with this payload; bytes that carry nothing may differ."""
+        at = self.layout.header_bytes
+        is_payload_equal = got[at : self.num_bytes] == self.view[at : self.num_bytes]
+        return is_payload_equal and self.accepts(got) == parse(self.view, self.layout)
 
 
 def make_value(
