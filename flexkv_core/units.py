@@ -21,7 +21,8 @@ def parse_bytes(value: object) -> object:
         ValueError: text that is no size, or a size that no machine has.
     """
     if isinstance(value, bool):
-        raise ValueError("must be a size such as 8GiB, not true or false")
+        # noqa below: pydantic reports a ValueError, and lets a TypeError through.
+        raise ValueError("must be a size such as 8GiB, not true or false")  # noqa: TRY004
     if not isinstance(value, str):
         return value
     match = _SIZE.match(value)
@@ -43,7 +44,8 @@ def parse_seconds(value: object) -> object:
         ValueError: text that is no duration.
     """
     if isinstance(value, bool):
-        raise ValueError("must be a duration such as 250ms, not true or false")
+        # noqa below: pydantic reports a ValueError, and lets a TypeError through.
+        raise ValueError("must be a duration such as 250ms, not true or false")  # noqa: TRY004
     if not isinstance(value, str):
         return value
     match = _TIME.match(value)
