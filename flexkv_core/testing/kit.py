@@ -36,12 +36,12 @@ class Kit:
     """
 
     deadline_s: float = DEADLINE_S
-    _skipped: list[str]
+    _skipped: dict[str, list[str]]
     _is_telling = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._skipped = []
+        cls._skipped = {}
         if not cls.__module__.startswith(_KIT):
             _check_overrides(cls)
 
@@ -55,16 +55,20 @@ class Kit:
     @classmethod
     def _tell(cls, config: pytest.Config) -> None:
         reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
-        lines, cls._skipped, cls._is_telling = dict.fromkeys(cls._skipped), [], False
-        if reporter is not None and lines:
-            reporter.ensure_newline()
-            for line in lines:
-                reporter.write_line(f"{cls.__name__} skipped {line}")
+        skipped, cls._skipped, cls._is_telling = cls._skipped, {}, False
+        capture: Any = config.pluginmanager.get_plugin("capturemanager")
+        if reporter is None or capture is None or not skipped:
+            return
+        with capture.global_and_fixture_disabled():
+            reporter.write_line("")
+            for reason, tests in skipped.items():
+                names = ", ".join(dict.fromkeys(tests))
+                reporter.write_line(f"{cls.__name__} skipped, because {reason}: {names}")
 
     def skip(self, reason: str) -> None:
         """Skip the running test, and have it printed when the class is through."""
-        test = os.environ.get("PYTEST_CURRENT_TEST", "").split("::")[-1].split(" ")[0]
-        type(self)._skipped.append(f"{test}: {reason}")
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").split("::")[-1]
+        type(self)._skipped.setdefault(reason, []).append(test.split("[")[0].split(" ")[0])
         pytest.skip(reason)
 
 

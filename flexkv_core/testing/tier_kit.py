@@ -88,7 +88,7 @@ class TierKit(Kit):
     def require(self, tier: Tier, capability: str) -> None:
         """Skip unless the tier says that it has this capability."""
         if not getattr(tier.capabilities, capability):
-            self.skip(f"the tier is not {capability}")
+            self.skip(f"the tier's capabilities lack {capability}")
 
     def values(self, tier: Tier, count: int, seed: int = 0, *, first: int = 0) -> list[Value]:
         """Valid values of all fills, padded as the tier wants them; see ``make_values``."""
