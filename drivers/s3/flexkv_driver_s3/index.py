@@ -1,0 +1,75 @@
+"""What the bucket holds, as far as this process knows, so that a lookup asks nobody.
+
+The index is filled by one listing at start, by this process's own stores, by the journals of other
+writers (see ``journal``), and by further listings in steps.  Listings go in the order of keys, so a
+listing can stop anywhere and go on later; entries that a whole listing did not meet are gone.
+
+A hit that is no longer there is found by the load (a miss, and removed).  A block that another
+process stored is found after ``index_ttl_s`` through its journal, or by the next listing.
+
+Threads: any; ``_lock`` covers all fields and is held for dictionary operations only.  A listing is
+advanced by one thread at a time, which holds the tier's refresh lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from flexkv_core import BlockKey
+
+
+class KeyIndex:
+    """Keys with their values' lengths."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._lock = threading.Lock()
+        self._entries: dict[BlockKey, tuple[int, int]] = {}
+        self._pass = 0
+        self._used_bytes = 0
+
+    def lengths(self, keys: Sequence[BlockKey]) -> list[int | None]:
+        """Per key its value's length, or None."""
+        with self._lock:
+            found = [self._entries.get(key) for key in keys]
+        return [None if entry is None else entry[0] for entry in found]
+
+    def add(self, rows: Iterable[tuple[BlockKey, int]]) -> None:
+        """Values that are there, with their lengths."""
+        with self._lock:
+            for key, num_bytes in rows:
+                old = self._entries.get(key)
+                self._used_bytes += num_bytes - (old[0] if old is not None else 0)
+                self._entries[key] = (num_bytes, self._pass)
+
+    def discard(self, keys: Iterable[BlockKey]) -> None:
+        """Values that are not there."""
+        with self._lock:
+            self._remove(keys)
+
+    def _remove(self, keys: Iterable[BlockKey]) -> None:
+        for key in keys:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                self._used_bytes -= entry[0]
+
+    def begin_pass(self) -> None:
+        """A listing begins: what is not added from now on is gone when it ends."""
+        with self._lock:
+            self._pass += 1
+
+    def end_pass(self) -> None:
+        """A listing has met everything."""
+        with self._lock:
+            gone = [key for key, entry in self._entries.items() if entry[1] < self._pass]
+            self._remove(gone)
+
+    def totals(self) -> tuple[int, int]:
+        """Number of values and their bytes."""
+        with self._lock:
+            return len(self._entries), self._used_bytes
+
+    def after_fork(self) -> None:
+        """In a child: no other thread is left that could hold the lock."""
+        self._lock = threading.Lock()

@@ -1,0 +1,240 @@
+"""botocore's part: keys, signatures, deletion, multipart uploads.  One ``Service`` a process.
+
+Threads: a botocore client may be used from any thread once it exists; making one is what is not
+safe, so each ``Service`` has a session of its own and is made under ``_making``.
+"""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import quote, urlsplit
+from xml.etree import ElementTree
+
+import boto3
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.exceptions import ClientError, NoCredentialsError
+from botocore.httpsession import get_cert_path
+
+from .config import S3Config
+from .errors import EXPECTED
+from .wire import NotS3Error, Wire, WireLimits
+
+_SIGNATURE_S = 900
+"""A signed request is good for as long as S3 tolerates clocks to differ."""
+PAGE_KEYS = 1000
+_LISTING_BYTES = 4 << 20
+_NO_BULK_DELETE = frozenset(
+    ("NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest", "InvalidArgument")
+    + ("InvalidDigest", "MalformedXML", "BadRequest", "XAmzContentSHA256Mismatch", "400", "405", "411", "501")
+)
+"""Codes of endpoints that know no multi-object delete, or not with today's checksum headers."""
+
+_making = threading.Lock()
+
+_left_behind: list[Service] = []
+"""Clients of a parent process: closing one could wait for a lock that a vanished thread holds."""
+
+
+def after_fork() -> None:
+    """In a child: no other thread is left that could be making a client."""
+    global _making
+    _making = threading.Lock()
+
+
+class Service:
+    """A client, a signer and a wire for one bucket."""
+
+    def __init__(self, config: S3Config) -> None:
+        """Make the client; asks nobody but, where keys come from one, the instance's key service.
+
+        Raises:
+            botocore.exceptions.BotoCoreError, OSError: no keys, no profile, or a bad ``ca_file``.
+        """
+        self._config = config
+        self._bucket = config.bucket
+        self._has_bulk_delete = True
+        cafile = get_cert_path(True) if config.ca_file is None else str(config.ca_file)
+        with _making:
+            session = boto3.session.Session(profile_name=config.profile)
+            self._region = config.region or session.region_name or "us-east-1"
+            self.client: Any = session.client(
+                "s3",
+                endpoint_url=config.endpoint_url,
+                region_name=self._region,
+                verify=cafile if config.verify else False,
+                config=_client_config(config),
+                **_keys(config),
+            )
+            given = _keys(config)
+            credentials = (
+                boto3.session.Session(**given).get_credentials() if given else session.get_credentials()
+            )
+        if credentials is None:
+            self.client.close()
+            raise NoCredentialsError
+        self._credentials = credentials
+        # botocore's own rules for endpoint and addressing give the place where objects lie.
+        place = self.client.generate_presigned_url("get_object", Params={"Bucket": self._bucket, "Key": "x"})
+        base_url = place.partition("?")[0].removesuffix("/x")
+        tls = _tls(config, cafile) if urlsplit(base_url).scheme == "https" else None
+        self.wire = Wire(base_url, self._sign, tls, _limits(config))
+
+    def _sign(self, method: str, url: str) -> str:
+        request = AWSRequest(method, url)
+        frozen = self._credentials.get_frozen_credentials()
+        S3SigV4QueryAuth(frozen, "s3", self._region, expires=_SIGNATURE_S).add_auth(request)
+        return str(request.url)
+
+    def get(self, name: str, limit: int, query: str = "") -> bytes:
+        """A small object's bytes, at most ``limit``."""
+        buffer = bytearray(limit)
+        return bytes(buffer[: self.wire.send("GET", name, query=query).read_into(memoryview(buffer))])
+
+    def put(self, name: str, body: bytes) -> None:
+        """Put a small object."""
+        self.wire.send("PUT", name, memoryview(body)).finish()
+
+    def page(
+        self, prefix: str, after: str = "", limit: int = PAGE_KEYS
+    ) -> tuple[list[tuple[str, int]], bool]:
+        """Names and lengths of the next objects below ``prefix``, in order; and whether there are more."""
+        query = {"list-type": "2", "max-keys": str(limit), "prefix": prefix, "start-after": after}
+        text = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items() if value)
+        return read_listing(self.get("", _LISTING_BYTES, text))
+
+    def delete(self, names: Sequence[str]) -> dict[str, BaseException]:
+        """Delete objects; returns those that failed.  A missing object counts as deleted."""
+        if self._has_bulk_delete and len(names) > 1:
+            try:
+                return self._delete_together(names)
+            except ClientError as exc:
+                if exc.response.get("Error", {}).get("Code") not in _NO_BULK_DELETE:
+                    raise
+                self._has_bulk_delete = False
+        return self._delete_singly(names)
+
+    def _delete_together(self, names: Sequence[str]) -> dict[str, BaseException]:
+        failures: dict[str, BaseException] = {}
+        for start in range(0, len(names), PAGE_KEYS):
+            objects = [{"Key": name} for name in names[start : start + PAGE_KEYS]]
+            answer = self.client.delete_objects(
+                Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
+            )
+            for row in answer.get("Errors", ()):
+                error = {"Code": row.get("Code", ""), "Message": row.get("Message", "")}
+                failures[str(row.get("Key"))] = ClientError({"Error": error}, "DeleteObjects")
+        return failures
+
+    def _delete_singly(self, names: Sequence[str]) -> dict[str, BaseException]:
+        failures: dict[str, BaseException] = {}
+        for name in names:
+            try:
+                self.wire.send("DELETE", name).finish()
+            except EXPECTED as exc:
+                failures[name] = exc
+        return failures
+
+    def put_in_parts(self, name: str, value: memoryview) -> None:
+        """Upload a long value in parts; it appears when all are there, and is given up as a whole."""
+        place = {"Bucket": self._bucket, "Key": name}
+        upload = str(self.client.create_multipart_upload(**place)["UploadId"])
+        try:
+            parts: list[dict[str, Any]] = []
+            for start in range(0, len(value), self._config.multipart_part):
+                number = len(parts) + 1
+                query = f"partNumber={number}&uploadId={quote(upload, safe='')}"
+                piece = value[start : start + self._config.multipart_part]
+                headers = self.wire.send("PUT", name, piece, query).finish()
+                parts.append({"PartNumber": number, "ETag": headers.get("ETag", "")})
+            self.client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
+        except BaseException:
+            # Best effort: what cannot be given up now is what a lifecycle rule for incomplete
+            # uploads removes; the first error is the one that counts.
+            with suppress(*EXPECTED):
+                self.client.abort_multipart_upload(**place, UploadId=upload)
+            raise
+
+    def forget(self) -> None:
+        """In a child after a fork: let go of the parent's connections without taking any of its locks."""
+        self.wire.forget()
+        _left_behind.append(self)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self.wire.close()
+        self.client.close()
+
+
+def read_listing(answer: bytes) -> tuple[list[tuple[str, int]], bool]:
+    """A page of a listing: names with lengths, and whether there are more.
+
+    Raises:
+        NotS3Error: that is no listing.
+    """
+    try:
+        root = ElementTree.fromstring(answer)
+        rows = [
+            (str(row.findtext("{*}Key")), int(row.findtext("{*}Size") or 0))
+            for row in root.iterfind("{*}Contents")
+        ]
+    except (ElementTree.ParseError, ValueError) as exc:
+        raise NotS3Error("the answer is no listing") from exc
+    if not root.tag.endswith("ListBucketResult"):
+        raise NotS3Error(f"the answer is a {root.tag}, not a listing")
+    return rows, root.findtext("{*}IsTruncated") == "true"
+
+
+def _client_config(config: S3Config) -> Config:
+    style = config.addressing
+    if style == "auto" and config.endpoint_url is not None:
+        style = "path"
+    return Config(
+        signature_version="s3v4",
+        s3={"addressing_style": style},
+        connect_timeout=config.connect_timeout_s,
+        read_timeout=config.read_timeout_s,
+        # Deadlines and retries are the core's, once.
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        max_pool_connections=config.max_concurrency,
+        # Values carry their own checksum, and other vendors' servers refuse these headers.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        # The endpoint is asked directly, by botocore as by the wire.
+        proxies={},
+        user_agent_extra="flexkv",
+    )
+
+
+def _keys(config: S3Config) -> dict[str, str]:
+    if config.access_key_id is None or config.secret_access_key is None:
+        return {}
+    keys = {
+        "aws_access_key_id": config.access_key_id.get_secret_value(),
+        "aws_secret_access_key": config.secret_access_key.get_secret_value(),
+    }
+    if config.session_token is not None:
+        keys["aws_session_token"] = config.session_token.get_secret_value()
+    return keys
+
+
+def _tls(config: S3Config, cafile: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=cafile)
+    if not config.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _limits(config: S3Config) -> WireLimits:
+    return WireLimits(
+        connect_s=config.connect_timeout_s,
+        silence_s=config.read_timeout_s,
+        request_s=config.request_timeout_s,
+        max_idle=config.max_concurrency * config.requests_per_call,
+    )

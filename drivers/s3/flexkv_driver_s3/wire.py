@@ -1,0 +1,374 @@
+"""HTTP for bulk bytes: object bodies go straight between a socket and the caller's memory.
+
+botocore's own body path reads into new ``bytes`` objects and takes no memoryview for uploads; on
+the same machine and server that costs a third of the speed (``benchmarks/s3_throughput.py``).  So
+botocore signs, lists and deletes, and this module moves bodies, over ``http.client``.
+
+Every wait has an end: a connection attempt, a silence, and a request as a whole, so that a
+server that sends one byte a second is as bounded as one that sends none.
+
+Threads: ``Wire`` may be used from any thread; its list of idle connections is under ``_lock``,
+held for list operations only.  An ``Exchange`` and its connection belong to one thread.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import math
+import re
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+_IDLE_S = 30.0
+"""Idle connections are not used again after this: balancers forget them silently after 60 s or more."""
+_ERROR_BODY_BYTES = 64 << 10
+_TAG = re.compile(rb"<(Code|Message|Region)>([^<]{0,500})</")
+
+
+class RefusedError(Exception):
+    """The server answered with an error.
+
+    Attributes:
+        status: HTTP status.
+        code: S3's error code, or an empty string.
+        message: S3's message.
+        region: The bucket's region where the server named it.
+    """
+
+    def __init__(self, status: int, code: str, message: str, region: str = "") -> None:
+        self.status = status
+        self.code = code
+        self.message = message
+        self.region = region
+        super().__init__(f"{status} {code} {message}".strip())
+
+
+class NotS3Error(Exception):
+    """An answer that no S3 service gives."""
+
+
+class TooLongError(Exception):
+    """The object is longer than the buffer."""
+
+
+class ShortBodyError(Exception):
+    """The connection ended before the body did."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireLimits:
+    """How long to wait, in seconds, and how many idle connections to keep."""
+
+    connect_s: float
+    silence_s: float
+    request_s: float
+    max_idle: int
+
+
+class _TimedReader(io.RawIOBase):
+    """What ``http.client`` reads from: a socket whose every receive is timed."""
+
+    def __init__(self, sock: TimedSocket) -> None:
+        self._timed = sock
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._timed.recv_into(buffer)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._timed.reader_closed()
+
+
+class TimedSocket:
+    """The part of a socket that ``http.client`` uses, with a silence limit and a deadline."""
+
+    def __init__(self, sock: socket.socket, silence_s: float) -> None:
+        """Take over ``sock``."""
+        self._sock = sock
+        self._silence_s = silence_s
+        self._num_readers = 0
+        self._is_closing = False
+        self.deadline = math.inf
+
+    def _arm(self) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the request took too long")
+        self._sock.settimeout(min(left, self._silence_s))
+
+    def recv_into(self, buffer: Any) -> int:
+        """Receive what is there, at least one byte; 0 at the end."""
+        self._arm()
+        return self._sock.recv_into(buffer)
+
+    def sendall(self, data: Any) -> None:
+        """Send all of ``data`` (anything with the buffer protocol) without copying it."""
+        with memoryview(data) as whole, whole.cast("B") as view:
+            sent = 0
+            while sent < len(view):
+                self._arm()
+                sent += self._sock.send(view[sent:])
+
+    def makefile(self, *_mode: str) -> io.BufferedReader:
+        """A buffered reader; large reads bypass its buffer."""
+        self._num_readers += 1
+        return io.BufferedReader(_TimedReader(self))
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is waiting to be read; an idle connection with news is over or out of step."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN | select.POLLHUP | select.POLLERR)
+        return not poll.poll(0)
+
+    def reader_closed(self) -> None:
+        """A reader made by ``makefile`` is done."""
+        self._num_readers -= 1
+        if self._is_closing:
+            self.close()
+
+    def close(self) -> None:
+        """Close the socket when no reader is left, as sockets do (a last answer is read after this)."""
+        self._is_closing = True
+        if self._num_readers <= 0:
+            self._sock.close()
+
+
+class Connection(http.client.HTTPConnection):
+    """One connection to the endpoint, timed."""
+
+    sock: Any
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None, limits: WireLimits) -> None:
+        """Not connected yet."""
+        super().__init__(host, port)
+        self.default_port = 443 if tls is not None else 80
+        self._tls = tls
+        self._limits = limits
+        self.idle_since = 0.0
+
+    def connect(self) -> None:
+        sock = socket.create_connection((self.host, self.port), timeout=self._limits.connect_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_hostname=self.host)
+        except BaseException:
+            sock.close()
+            raise
+        self.sock = TimedSocket(sock, self._limits.silence_s)
+
+    def set_deadline(self) -> None:
+        """Give the request, or what is left of it, its full time from now on."""
+        if self.sock is not None:
+            self.sock.deadline = time.monotonic() + self._limits.request_s
+
+    def is_reusable(self) -> bool:
+        """Whether another request may be sent."""
+        return (
+            self.sock is not None
+            and time.monotonic() - self.idle_since < _IDLE_S
+            and bool(self.sock.is_quiet())
+        )
+
+
+class Exchange:
+    """One request under way: sent when made, answered when asked.  Ends its connection on any failure."""
+
+    def __init__(self, wire: Wire, method: str, url: str, body: memoryview | None) -> None:
+        """Send the request; see ``Wire.send``."""
+        self._wire = wire
+        self._method = method
+        parts = urlsplit(url)
+        self._target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        self._body = body
+        self.num_read = 0
+        self._reply: http.client.HTTPResponse | None = None
+        self._connection, self._is_reused = wire.take()
+        self._guarded(self._send)
+
+    def _guarded(self, step: Callable[[], Any]) -> Any:
+        try:
+            return step()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _send(self) -> None:
+        connection = self._connection
+        if connection.sock is None:
+            connection.connect()
+        connection.set_deadline()
+        try:
+            connection.request(self._method, self._target, self._body)
+        except (BrokenPipeError, ConnectionResetError):
+            # The server may have answered before it had read the body: the answer says why.
+            return
+
+    def _response(self) -> http.client.HTTPResponse:
+        self._connection.set_deadline()
+        try:
+            return self._connection.getresponse()
+        except ConnectionError:
+            if not self._is_reused:
+                raise
+        # The server had closed the idle connection while the request was on its way, so it was not
+        # begun: once more, on a connection of its own.  All requests here may be repeated.
+        self._connection.close()
+        self._connection, self._is_reused = self._wire.connection(), False
+        self._send()
+        return self._connection.getresponse()
+
+    def _accepted(self) -> http.client.HTTPResponse:
+        response = self._reply = self._response()
+        if 200 <= response.status < 300:
+            return response
+        raw = response.read(_ERROR_BODY_BYTES)
+        found = {name.decode(): text.decode(errors="replace") for name, text in _TAG.findall(raw)}
+        region = found.get("Region") or str(response.headers.get("x-amz-bucket-region", ""))
+        self._release(response)
+        raise RefusedError(response.status, found.get("Code", ""), found.get("Message", ""), region)
+
+    def read_into(self, view: memoryview) -> int:
+        """Receive the body into the front of ``view`` (writable uint8); returns its length.
+
+        Raises:
+            RefusedError: the server answered with an error; nothing was written.
+            TooLongError: the body is longer than ``view``; nothing was written if the server said so.
+            ShortBodyError, OSError, http.client.HTTPException: ``num_read`` bytes were written.
+        """
+        return int(self._guarded(lambda: self._read_into(view)))
+
+    def _read_into(self, view: memoryview) -> int:
+        response = self._accepted()
+        expected = response.length
+        if expected is not None and expected > len(view):
+            raise TooLongError(f"object of {expected} B, buffer of {len(view)} B")
+        while self.num_read < len(view):
+            got = response.readinto(view[self.num_read :])
+            if not got:
+                break
+            self.num_read += got
+        if expected is not None and self.num_read < expected:
+            raise ShortBodyError(f"the connection ended after {self.num_read} of {expected} B")
+        if expected is None and response.read(1):
+            raise TooLongError(f"object longer than the buffer of {len(view)} B")
+        self._release(response)
+        return self.num_read
+
+    def finish(self) -> http.client.HTTPMessage:
+        """Wait for the answer to a request whose body does not matter; returns its headers.
+
+        Raises:
+            RefusedError, OSError, http.client.HTTPException.
+        """
+        headers: http.client.HTTPMessage = self._guarded(self._finish)
+        return headers
+
+    def _finish(self) -> http.client.HTTPMessage:
+        response = self._accepted()
+        response.read(_ERROR_BODY_BYTES)
+        self._release(response)
+        return response.headers
+
+    def _release(self, response: http.client.HTTPResponse) -> None:
+        if response.isclosed() and not response.will_close:
+            self._wire.give(self._connection)
+        else:
+            response.close()
+            self._connection.close()
+
+    def abandon(self) -> None:
+        """End the connection: nothing writes into the caller's buffer afterwards."""
+        if self._reply is not None:
+            self._reply.close()
+        self._connection.close()
+
+
+class Wire:
+    """Connections to one endpoint and bucket."""
+
+    def __init__(
+        self,
+        base_url: str,
+        sign: Callable[[str, str], str],
+        tls: ssl.SSLContext | None,
+        limits: WireLimits,
+    ) -> None:
+        """No connection yet.
+
+        Args:
+            base_url: ``scheme://host[:port][/bucket]``, without a slash at its end.
+            sign: ``(method, url) -> url with a signature``.
+            tls: Context for ``https``, None for ``http``.
+            limits: Waits and the number of idle connections.
+        """
+        parts = urlsplit(base_url)
+        self._base_url = base_url
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if tls is not None else 80)
+        self._sign = sign
+        self._tls = tls
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+        self._is_closed = False
+
+    def send(self, method: str, name: str, body: memoryview | None = None, query: str = "") -> Exchange:
+        """Begin a request for the object ``name``; the answer is collected from the result.
+
+        Raises:
+            OSError: no connection, or the request could not be sent.
+        """
+        url = f"{self._base_url}/{name}" + (f"?{query}" if query else "")
+        return Exchange(self, method, self._sign(method, url), body)
+
+    def connection(self) -> Connection:
+        """A new connection, not connected yet."""
+        return Connection(self._host, self._port, self._tls, self._limits)
+
+    def take(self) -> tuple[Connection, bool]:
+        """An idle connection that is still good (and True), or a new one."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                connection = self._idle.pop()
+            if connection.is_reusable():
+                return connection, True
+            connection.close()
+        return self.connection(), False
+
+    def give(self, connection: Connection) -> None:
+        """Take a connection back whose answer was read to its end."""
+        connection.idle_since = time.monotonic()
+        with self._lock:
+            is_kept = not self._is_closed and len(self._idle) < self._limits.max_idle
+            if is_kept:
+                self._idle.append(connection)
+        if not is_kept:
+            connection.close()
+
+    def forget(self) -> None:
+        """In a child after a fork: close its copies of the parent's idle connections."""
+        self._lock = threading.Lock()
+        self.close()
+
+    def close(self) -> None:
+        """Close idle connections; those under way are closed when they come back."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
