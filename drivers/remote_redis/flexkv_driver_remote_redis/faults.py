@@ -1,0 +1,135 @@
+"""What went wrong, in this project's words: the driver's two tables of translations.
+
+A reply of the server is known by its first word, an exception of the client library or the
+socket by its class; both lead to one ``Fault``: a status, and a line that says what to do.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import redis
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+)
+
+from flexkv_core import Status, TierAccessError, TierError, TierTimeoutError, TierUnavailableError
+
+from .wire import ProtocolError, Refusal
+
+# The first word of a server's reply -> status, and what the reader of the log should know or do.
+REPLIES: dict[str, tuple[Status, str]] = {
+    "LOADING": (Status.UNAVAILABLE, "the server is still loading its data set"),
+    "READONLY": (Status.UNAVAILABLE, "this is a read-only replica: point url at the master, or use sentinel"),
+    "MASTERDOWN": (Status.UNAVAILABLE, "this replica has lost its master"),
+    "CLUSTERDOWN": (Status.UNAVAILABLE, "the cluster does not serve all of its slots"),
+    "MOVED": (Status.UNAVAILABLE, "the server is part of a cluster: set cluster: true"),
+    "ASK": (Status.UNAVAILABLE, "the slot is being moved"),
+    "TRYAGAIN": (Status.UNAVAILABLE, "the slot is being moved"),
+    "BUSY": (Status.UNAVAILABLE, "the server is busy with a script"),
+    "NOREPLICAS": (Status.UNAVAILABLE, "the server wants more replicas before it takes writes"),
+    "MISCONF": (Status.UNAVAILABLE, "the server takes no writes: its last snapshot failed (disk full?)"),
+    "OOM": (
+        Status.NO_SPACE,
+        "the server is out of memory and evicts nothing: set its maxmemory-policy to allkeys-lru, or ttl_s",
+    ),
+    "NOAUTH": (Status.DENIED, "the server wants a password: set password (and username)"),
+    "WRONGPASS": (Status.DENIED, "wrong username or password"),
+    "NOPERM": (Status.DENIED, "the user lacks rights: +get +set +strlen +unlink on ~<prefix>*"),
+    "WRONGTYPE": (Status.CORRUPT, "the key holds something that is no value"),
+    "ERR": (Status.INVALID, "the server refuses the command"),
+}
+
+# Class of an exception -> the first word that it stands for; the first match counts.
+EXCEPTIONS: tuple[tuple[type[Exception], str], ...] = (
+    (BusyLoadingError, "LOADING"),
+    (AuthenticationError, "WRONGPASS"),
+    (NoPermissionError, "NOPERM"),
+    (OutOfMemoryError, "OOM"),
+    (ReadOnlyError, "READONLY"),
+    (MasterDownError, "MASTERDOWN"),
+    (ClusterDownError, "CLUSTERDOWN"),
+    (MovedError, "MOVED"),
+    (AskError, "ASK"),
+    (redis.ResponseError, "ERR"),
+)
+
+_NO_ACCESS_WORDS = ("NOAUTH", "Authentication required")
+_TOO_MANY = "max number of clients"
+
+ERRORS: dict[Status, type[TierError]] = {
+    Status.UNAVAILABLE: TierUnavailableError,
+    Status.TIMEOUT: TierTimeoutError,
+    Status.DENIED: TierAccessError,
+}
+"""What is raised where every key failed for the one reason."""
+
+CAUGHT = (redis.RedisError, RedisClusterException, OSError, ProtocolError)
+"""All that the library, the socket and the wire raise on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One failure.
+
+    Attributes:
+        status: What it means for the keys concerned.
+        reason: One line for the log.
+    """
+
+    status: Status
+    reason: str
+
+
+def fault_of_reply(refusal: Refusal) -> Fault:
+    """What an error reply means."""
+    if _TOO_MANY in refusal.text:
+        return Fault(Status.UNAVAILABLE, f"the server has too many clients ({refusal.text})")
+    status, advice = REPLIES.get(refusal.code, (Status.UNAVAILABLE, "the server refuses"))
+    return Fault(status, f"{advice} ({refusal.text})")
+
+
+def refusal_of(exc: BaseException) -> Refusal | None:
+    """The reply behind an exception of the library, or None where the exception is of another kind."""
+    for kind, code in EXCEPTIONS:
+        if isinstance(exc, kind):
+            text = str(exc)
+            if any(word in text for word in _NO_ACCESS_WORDS):
+                code = "NOAUTH"
+            return Refusal(text if text.startswith(code) else f"{code} {text}")
+    return None
+
+
+def fault_of(exc: Exception) -> Fault:
+    """What an exception out of ``CAUGHT`` means."""
+    if isinstance(exc, ProtocolError | redis.InvalidResponse):
+        return Fault(Status.UNAVAILABLE, f"what answers there is no Redis server ({exc})")
+    for cause in _causes(exc):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return Fault(Status.DENIED, f"the server's certificate is not accepted ({cause.verify_message})")
+    if isinstance(exc, redis.TimeoutError | TimeoutError):
+        return Fault(Status.TIMEOUT, str(exc))
+    refusal = refusal_of(exc)
+    if refusal is not None:
+        return fault_of_reply(refusal)
+    if isinstance(exc, RedisClusterException):
+        return Fault(Status.UNAVAILABLE, f"the cluster cannot be reached ({exc})")
+    return Fault(Status.UNAVAILABLE, str(exc) or type(exc).__name__)
+
+
+def _causes(exc: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = exc
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__

@@ -1,0 +1,263 @@
+"""RESP on a connected socket: bulk bytes go straight between the socket and the caller's buffers.
+
+redis-py connects, authenticates and pools; its parser would copy each value two or three times.
+Here a value is one ``sendmsg`` from the caller's memory, or one ``recv_into`` into it.
+
+A plain socket is made blocking, with the kernel's own time-outs, while a wire holds it: then
+``MSG_WAITALL`` takes a whole value in one call, and a thread that loads 8 MB asks for the
+interpreter lock once and not hundreds of times.  A TLS socket keeps Python's time-outs and loops.
+
+Every reply is counted.  A wire whose ``num_pending`` is not 0 at the end has lost its place in
+the stream: its connection is dropped, never reused, so no answer is taken for another's.
+
+Threads: one at a time.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+from collections.abc import Iterator, Sequence
+from time import monotonic
+
+from .wire import ProtocolError, Refusal, Reply
+
+_INBOX_BYTES = 16 << 10
+_PEEK_BYTES = 64
+"""Asked for where a value's header is due: what comes with it of the value is copied once more."""
+
+_WINDOW_BYTES = 16 << 20
+"""Values asked for ahead; the server keeps them in its own memory until they are sent."""
+
+_MAX_AHEAD = 16
+_CRLF = b"\r\n"
+_SHORTEST_REPLY = 4
+_DRAIN_BYTES = 1 << 20
+
+
+class RawWire:
+    """A conversation on the connection's own socket."""
+
+    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+        """Take a connected socket on which nothing is under way."""
+        self._sock = sock
+        self._timeout_s = timeout_s
+        self._deadline = 0.0
+        self._inbox = bytearray(_INBOX_BYTES)
+        self._start = self._stop = 0
+        self.num_pending = 0
+        self.is_filling = False
+        self.is_spent = False
+        self._is_plain = not isinstance(sock, ssl.SSLSocket)
+        self._wait_all = socket.MSG_WAITALL if self._is_plain else 0
+        self._old_timeout = sock.gettimeout()
+        if self._is_plain:
+            sock.settimeout(None)
+            self._limit_waits(timeout_s)
+        else:
+            sock.settimeout(timeout_s)
+
+    def end(self) -> None:
+        if self._is_plain:
+            self._limit_waits(0)
+        self._sock.settimeout(self._old_timeout)
+
+    def ask(self, verb: bytes, names: Sequence[bytes]) -> list[bytes]:
+        if not names:
+            return []
+        self.num_pending = len(names)
+        self._send(_commands(verb, names))
+        self._begin()
+        replies = bytearray()
+        while missing := len(names) - replies.count(_CRLF):
+            # No reply is shorter than ":0\r\n", so to wait for so many bytes is safe and wakes up rarely.
+            room = memoryview(self._inbox)[: missing * _SHORTEST_REPLY]
+            replies += room[: self._receive(room, self._wait_all)]
+            self._check_deadline()
+        lines = bytes(replies).split(_CRLF)
+        if len(lines) != len(names) + 1 or lines.pop():
+            raise ProtocolError(f"more than {len(names)} replies")
+        self.num_pending = 0
+        return lines
+
+    def read_values(
+        self, names: Sequence[bytes], into: Sequence[memoryview], renew_ms: int = 0
+    ) -> Iterator[Reply]:
+        verb, tail = (b"GETEX", (b"PX", b"%d" % renew_ms)) if renew_ms else (b"GET", ())
+        ahead = _ahead(into)
+        asked = 0
+        for i, view in enumerate(into):
+            if asked - i <= ahead // 2 and asked < len(names):
+                # Ask again before the last one asked for is read, so that the server never idles.
+                upto = min(i + ahead, len(names))
+                self.num_pending += upto - asked
+                self._send(_commands(verb, names[asked:upto], tail))
+                asked = upto
+            reply = self._value(view)
+            self.num_pending -= 1
+            yield reply
+
+    def write_values(
+        self, names: Sequence[bytes], values: Sequence[memoryview], ttl_ms: int = 0
+    ) -> Iterator[Reply]:
+        ahead = _ahead(values)
+        answered = 0
+        refusal: Refusal | None = None
+        for name, value in zip(names, values, strict=True):
+            self.num_pending += 1
+            self._send(*_set_command(name, value, ttl_ms))
+            if self.num_pending >= ahead:
+                reply = self._status(len(values[answered]))
+                answered += 1
+                yield reply
+                if isinstance(reply, Refusal) and not reply.is_redirect:
+                    refusal = reply
+                    break
+        while self.num_pending:
+            yield self._status(len(values[answered]))
+            answered += 1
+        for _ in range(answered, len(values)):
+            yield refusal
+
+    def _value(self, view: memoryview) -> int | Refusal | None:
+        self._begin()
+        line = self._line()
+        kind = line[:1]
+        if kind == b"-":
+            return Refusal(line[1:].decode("utf-8", "replace"))
+        if line in (b"$-1", b"_"):
+            return None
+        if kind != b"$" or not line[1:].isdigit():
+            raise ProtocolError(f"an answer that is no value: {line[:40]!r}")
+        size = int(line[1:])
+        self.is_filling = True
+        if size <= len(view):
+            self._fill(view[:size])
+        else:
+            self._drain(size, view)
+        self._fill_inbox(2)
+        if self._take(2) != _CRLF:
+            raise ProtocolError("a value that does not end where it said")
+        self.is_filling = False
+        return size
+
+    def _status(self, num_bytes: int) -> int | Refusal:
+        self._begin()
+        line = self._line()
+        self.num_pending -= 1
+        if line == b"+OK":
+            return num_bytes
+        if line[:1] == b"-":
+            return Refusal(line[1:].decode("utf-8", "replace"))
+        raise ProtocolError(f"an answer that is no status: {line[:40]!r}")
+
+    def _fill(self, view: memoryview) -> None:
+        have = min(len(view), self._stop - self._start)
+        if have:
+            view[:have] = self._take(have)
+            view = view[have:]
+        while view:
+            view = view[self._receive(view, self._wait_all) :]
+            if view:
+                self._check_deadline()
+
+    def _drain(self, size: int, view: memoryview) -> None:
+        rubbish = view if len(view) >= _DRAIN_BYTES else memoryview(bytearray(_DRAIN_BYTES))
+        while size:
+            step = min(size, len(rubbish))
+            self._fill(rubbish[:step])
+            size -= step
+
+    def _line(self) -> bytes:
+        while True:
+            end = self._inbox.find(_CRLF, self._start, self._stop)
+            if end >= 0:
+                line = bytes(memoryview(self._inbox)[self._start : end])
+                self._start = end + 2
+                return line
+            self._fill_inbox(self._stop - self._start + 1)
+
+    def _fill_inbox(self, at_least: int) -> None:
+        """Have at least so many unread bytes; never reads far into a value that may follow."""
+        while self._stop - self._start < at_least:
+            if self._start:
+                self._inbox[: self._stop - self._start] = self._inbox[self._start : self._stop]
+                self._start, self._stop = 0, self._stop - self._start
+            if self._stop + _PEEK_BYTES > len(self._inbox):
+                raise ProtocolError("a line without an end")
+            room = memoryview(self._inbox)[self._stop : self._stop + _PEEK_BYTES]
+            self._stop += self._receive(room)
+            self._check_deadline()
+
+    def _take(self, count: int) -> bytes:
+        taken = bytes(memoryview(self._inbox)[self._start : self._start + count])
+        self._start += count
+        return taken
+
+    def _receive(self, view: memoryview, flags: int = 0) -> int:
+        try:
+            count = self._sock.recv_into(view, len(view), flags)
+        except BlockingIOError as exc:
+            raise TimeoutError(self._silence()) from exc
+        except TimeoutError as exc:
+            raise TimeoutError(self._silence()) from exc
+        if not count:
+            raise ConnectionResetError("the server closed the connection in the middle of an answer")
+        return count
+
+    def _send(self, *parts: bytes | memoryview) -> None:
+        self._begin()
+        left = [memoryview(part) for part in parts if len(part)]
+        while left:
+            try:
+                count = self._sock.sendmsg(left) if self._is_plain else self._sock.send(left[0])
+            except (BlockingIOError, TimeoutError) as exc:
+                raise TimeoutError(f"the server took nothing for {self._timeout_s:g} s") from exc
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if left:
+                left[0] = left[0][count:]
+                self._check_deadline()
+
+    def _begin(self) -> None:
+        self._deadline = monotonic() + self._timeout_s
+
+    def _check_deadline(self) -> None:
+        if monotonic() > self._deadline:
+            raise TimeoutError(f"not done after {self._timeout_s:g} s")
+
+    def _silence(self) -> str:
+        return f"no answer for {self._timeout_s:g} s"
+
+    def _limit_waits(self, seconds: float) -> None:
+        whole = int(seconds)
+        limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _commands(verb: bytes, names: Sequence[bytes], tail: Sequence[bytes] = ()) -> bytes:
+    """One command per name; all names are of one length, so joining them is all the work."""
+    before = b"*%d\r\n$%d\r\n%b\r\n$%d\r\n" % (2 + len(tail), len(verb), verb, len(names[0]))
+    after = b"\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in tail)
+    return before + (after + before).join(names) + after
+
+
+def _set_command(name: bytes, value: memoryview, ttl_ms: int) -> tuple[bytes, memoryview, bytes]:
+    head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (
+        5 if ttl_ms else 3,
+        len(name),
+        name,
+        len(value),
+    )
+    if not ttl_ms:
+        return head, value, _CRLF
+    ttl = b"%d" % ttl_ms
+    return head, value, b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
+
+
+def _ahead(views: Sequence[memoryview]) -> int:
+    """How many values may be under way at once."""
+    longest = max((len(view) for view in views), default=1)
+    return max(2, min(_MAX_AHEAD, _WINDOW_BYTES // max(longest, 1)))

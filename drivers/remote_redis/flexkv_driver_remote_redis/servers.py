@@ -1,0 +1,253 @@
+"""One process's connections: a server, a master behind Sentinels, or a cluster.
+
+redis-py connects, authenticates, encrypts and pools; how many connections are in use at once is
+bounded here.  The library's own retries are off: the core retries, with one deadline for all.
+
+Threads: any.  ``_lock`` covers the making of the client and the refresh of a cluster's map; the
+pools have locks of their own, and no lock is held while bytes move.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from .config import RedisConfig, TlsConfig
+from .faults import refusal_of
+from .raw_wire import RawWire
+from .wire import ClientWire, Wire
+
+logger = logging.getLogger(__name__)
+
+_UNBOUNDED = 1 << 30
+_REFRESH_S = 1.0
+"""A cluster's map is asked for again at most this often."""
+
+_VERIFY = {"full": ("required", True), "authority": ("required", False), "none": ("none", False)}
+
+
+class Servers:
+    """Connections to one server, or to whichever server Sentinels call the master.
+
+    Attributes:
+        has_redirects: Whether a server may name another one for a key.
+    """
+
+    has_redirects = False
+
+    def __init__(self, config: RedisConfig) -> None:
+        """Connect to nothing yet."""
+        self._config = config
+        self._places = threading.BoundedSemaphore(config.connections)
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self.is_raw = True
+
+    def routes(self, names: Sequence[bytes]) -> list[tuple[Any, list[int]]]:
+        """Which pool has which of the names, by their places.  Raises what connecting raises."""
+        return [(self.client().connection_pool, list(range(len(names))))]
+
+    def client(self) -> Any:
+        """The library's client, made when first asked for."""
+        client = self._client
+        if client is None:
+            with self._lock:
+                client = self._client = self._client or self._make_client()
+        return client
+
+    def one_client(self) -> Any:
+        """The library's client of one server, for questions about the server itself."""
+        return self.client()
+
+    def client_wire(self) -> Wire | None:
+        """A wire that follows a cluster's redirections; None where there are none to follow."""
+        return None
+
+    def note_trouble(self) -> None:
+        """Something failed that a newer view of the servers may cure."""
+
+    @contextmanager
+    def wire(self, pool: Any) -> Iterator[Wire]:
+        """Borrow a connection of ``pool``.
+
+        It goes back only if every reply was read; after any exception it is closed.
+
+        Raises:
+            redis.RedisError: it cannot be had: all are busy, or the server is not to be reached.
+        """
+        if not self._places.acquire(timeout=self._config.timeout_s):
+            raise redis.TimeoutError(
+                f"all {self._config.connections} connections were busy for {self._config.timeout_s:g} s"
+            )
+        try:
+            connection = _take(pool)
+            is_clean = False
+            try:
+                wire = self._wire_on(connection)
+                yield wire
+                wire.end()
+                is_clean = not wire.num_pending and not wire.is_spent
+            finally:
+                if not is_clean:
+                    connection.disconnect()
+                pool.release(connection)
+        finally:
+            self._places.release()
+
+    def close(self) -> None:
+        """Close every connection; a later call would connect again."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            self._close(client)
+
+    def _close(self, client: Any) -> None:
+        client.connection_pool.disconnect()
+        client.close()
+
+    def _wire_on(self, connection: Any) -> Wire:
+        sock = getattr(connection, "_sock", None)
+        if isinstance(sock, socket.socket):
+            return RawWire(sock, self._config.timeout_s)
+        if self.is_raw:
+            self.is_raw = False
+            logger.warning(
+                "[FlexKV] remote_redis: redis-py %s shows no socket on its connections: values are "
+                "copied through its parser, which is several times slower",
+                redis.__version__,
+            )
+        return ClientWire(partial(_round_trip, connection), refusal_of)
+
+    def _make_client(self) -> Any:
+        config, address = self._config, self._config.address
+        if address.path:
+            return redis.Redis(unix_socket_path=address.path, **connection_options(config))
+        if config.sentinel is None:
+            return redis.Redis(host=address.host, port=address.port, **connection_options(config))
+        own = {"username": config.sentinel.username, "password": _secret(config.sentinel.password)}
+        options = connection_options(config)
+        sentinel: Any = Sentinel  # redis-py annotates it in part
+        sentinels = sentinel(config.members, sentinel_kwargs={**options, "db": 0, **own})
+        return sentinels.master_for(config.sentinel.master, **options)
+
+
+class ClusterServers(Servers):
+    """Connections to the masters of a cluster, each name by its slot."""
+
+    has_redirects = True
+
+    def __init__(self, config: RedisConfig) -> None:
+        """Connect to nothing yet."""
+        super().__init__(config)
+        self._is_stale = False
+        self._refreshed_at = 0.0
+
+    def routes(self, names: Sequence[bytes]) -> list[tuple[Any, list[int]]]:
+        client = self.client()
+        self._refresh(client)
+        places: dict[str, tuple[Any, list[int]]] = {}
+        for place, name in enumerate(names):
+            node = client.get_node_from_key(name)
+            pool = client.get_redis_connection(node).connection_pool
+            places.setdefault(node.name, (pool, []))[1].append(place)
+        return list(places.values())
+
+    def one_client(self) -> Any:
+        client = self.client()
+        return client.get_redis_connection(client.get_default_node())
+
+    def client_wire(self) -> Wire:
+        return ClientWire(self.client().execute_command, refusal_of)
+
+    def note_trouble(self) -> None:
+        self._is_stale = True
+
+    def _refresh(self, client: Any) -> None:
+        if not self._is_stale or monotonic() < self._refreshed_at + _REFRESH_S:
+            return
+        with self._lock:
+            if self._is_stale:
+                self._refreshed_at = monotonic()
+                client.nodes_manager.initialize()
+                self._is_stale = False
+
+    def _close(self, client: Any) -> None:
+        client.close()
+
+    def _make_client(self) -> Any:
+        options = connection_options(self._config)
+        del options["db"]
+        node: Any = ClusterNode  # redis-py annotates it in part
+        return RedisCluster(
+            startup_nodes=[node(host, port) for host, port in self._config.members],
+            require_full_coverage=False,
+            **options,
+        )
+
+
+def open_servers(config: RedisConfig) -> Servers:
+    """Connections as the options ask for them; none is made yet."""
+    return ClusterServers(config) if config.cluster else Servers(config)
+
+
+def connection_options(config: RedisConfig) -> dict[str, Any]:
+    """What every connection is made with."""
+    options: dict[str, Any] = {
+        "db": config.address.db,
+        "username": config.username,
+        "password": _secret(config.password),
+        "socket_timeout": config.timeout_s,
+        "socket_connect_timeout": config.connect_timeout_s,
+        "max_connections": _UNBOUNDED,
+        # Values are bytes whatever the protocol; 2 has no messages that nobody asked for.
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if not config.address.path:
+        options["socket_keepalive"] = True
+    if config.address.has_tls:
+        options.update(_tls_options(config.tls or TlsConfig()))
+    return options
+
+
+def _tls_options(tls: TlsConfig) -> dict[str, Any]:
+    requires, checks_name = _VERIFY[tls.verify]
+    return {
+        "ssl": True,
+        "ssl_cert_reqs": requires,
+        "ssl_check_hostname": checks_name,
+        "ssl_ca_certs": tls.ca_file,
+        "ssl_certfile": tls.cert_file,
+        "ssl_keyfile": tls.key_file,
+        "ssl_password": _secret(tls.key_password),
+    }
+
+
+def _secret(value: Any) -> str | None:
+    return None if value is None else value.get_secret_value()
+
+
+def _take(pool: Any) -> Any:
+    # Until redis-py 5.3 the pool wanted to know the command; since then it warns if it is told.
+    wants_command = inspect.signature(pool.get_connection).parameters["command_name"]
+    if wants_command.default is inspect.Parameter.empty:
+        return pool.get_connection("GET")
+    return pool.get_connection()
+
+
+def _round_trip(connection: Any, *command: object) -> object:
+    connection.send_command(*command)
+    return connection.read_response()
