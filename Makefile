@@ -17,7 +17,7 @@ setup:
 	@$(PYTHON) scripts/setup_env.py --venv $(VENV)
 
 demo: setup
-	@PYTHONPATH=$(SHIM) $(BIN)/flexkv demo $(ARGS)
+	@PYTHONPATH=$(SHIM) $(BIN)/flexkv demo --work .cache/demo $(ARGS)
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from flexkv_core.errors import EngineError
 
-from ._serving import POLL_S, EngineClient
+from ._serving import HTTP_TIMEOUT_S, POLL_S, EngineClient
 
 CPU_FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
@@ -40,6 +40,7 @@ class ServerProcess:
         log: Path,
         environment: Mapping[str, str] | None = None,
         on_wait: Callable[[], None] | None = None,
+        timeout_s: float = HTTP_TIMEOUT_S,
     ) -> None:
         """Say what to start; ``start`` does it.
 
@@ -48,12 +49,13 @@ class ServerProcess:
             log: File for all that it prints; overwritten.
             environment: What to add to this process's environment.
             on_wait: Called now and then while somebody waits (progress).
+            timeout_s: Longest silence in an answer of ``client``.
         """
         self.flags = tuple(flags)
         self.log = log
         self.environment = {**os.environ, **(environment or {})}
         self.port = free_port()
-        self.client = EngineClient(f"127.0.0.1:{self.port}")
+        self.client = EngineClient(f"127.0.0.1:{self.port}", timeout_s)
         self.startup_s = 0.0
         self._on_wait = on_wait or (lambda: None)
         self._process: subprocess.Popen[bytes] | None = None
