@@ -1,0 +1,83 @@
+"""Making room: which blocks go when a tier is full, and what becomes of them.
+
+Threads: the chain's thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .buffers import Slot
+from .drivers import Observers
+from .host import HostSlots
+from .index import BlockIndex, Node
+from .keys import BlockKey
+from .links import Link
+from .metrics import Metrics
+from .policy import eviction_amount
+
+WriteBack = Callable[[Node, Slot], bool]
+"""Offered a block that leaves the first tier and its slot; True if it keeps the slot (one user)."""
+
+
+class Capacity:
+    """Room in every tier of a chain."""
+
+    def __init__(self, index: BlockIndex, host: HostSlots, metrics: Metrics, observers: Observers) -> None:
+        self._index = index
+        self._host = host
+        self._metrics = metrics
+        self._observers = observers
+        self.write_back: WriteBack = lambda _node, _slot: False
+
+    def take_host_slots(self, link: Link | None, count: int) -> list[Slot]:
+        """Up to ``count`` host slots, evicting from the direct tier ``link`` as its policy says.
+
+        Fewer come back when the rest is pinned: the caller moves the longest prefix that fits.
+        """
+        if link is not None and link.capacity_blocks is not None:
+            self.make_room(link, count)
+        return self._host.take(count)
+
+    def make_room(self, link: Link, needed: int) -> list[BlockKey]:
+        """Let blocks go so that ``needed`` more fit into ``link``.
+
+        Returns:
+            Keys that are out of the index already; for a tier that is not direct the caller has them
+            removed by the worker that stores (``Call.evict_first``).
+        """
+        if link.capacity_blocks is None or not link.is_indexed:
+            return []
+        amount = eviction_amount(
+            link.config.eviction,
+            used=self._index.count(link.number),
+            capacity=link.capacity_blocks,
+            needed=needed,
+        )
+        return self.evict(link, amount) if amount else []
+
+    def evict(self, link: Link, amount: int) -> list[BlockKey]:
+        """Let up to ``amount`` blocks go, leaves first."""
+        gone: list[BlockKey] = []
+        if amount <= 0:
+            return gone
+        for node in self._index.victims(link.number):
+            self._index.remove(link.number, node.key)
+            if link.direct is not None and link.number == 0:
+                self._free_slot(link, node)
+            gone.append(node.key)
+            if len(gone) >= amount:
+                break
+        if gone:
+            self._metrics.count("evicted_blocks", len(gone), tier=link.name)
+            self._observers.evicted(link.name, gone)
+        return gone
+
+    def _free_slot(self, link: Link, node: Node) -> None:
+        direct = link.direct
+        slot = direct.withdraw(node.key) if direct is not None else None
+        if slot is None:
+            return
+        self._host.adopt(slot)
+        if not self.write_back(node, slot):
+            self._host.drop(slot)

@@ -1,0 +1,594 @@
+"""TierChain: the tiers in order, with each one's policy.  Lookup, load, store, prefetch, poll, close.
+
+The chain is deciding and bookkeeping; workers and the transfer do.  Everything that fails below
+becomes a recompute here, counted by cause, and never an exception in the engine.
+
+Threads: one owner.  Every method is called by the engine's thread (or by whoever holds the manager's
+place); none waits for I/O or the device, apart from ``open``, ``drain`` and ``close``, which say so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from . import envelope
+from .capacity import Capacity
+from .drivers import Observers, find_driver, open_tier
+from .errors import ConfigError, FlexKVError
+from .executor import Call, Completed, Completions, Message, Notice, Returned, TierWorkers, Verb
+from .host import HostSlots
+from .index import BlockIndex, Hit
+from .keys import BlockChain, Namespace, block_key
+from .layout import BlockLayout
+from .links import Link, capacity_blocks, check_links
+from .loads import FillBatch, LoadJob, Loads
+from .metrics import Metrics
+from .models import ChainConfig, TierConfig
+from .plan import hit_tokens
+from .policy import eviction_order
+from .receipts import Receipt
+from .stores import Cascade, StoreJob, Stores
+from .tier import DirectTier, Outcome, Status, StoredBlock, Tier, TierContext
+from .transfer import Fence, Transfer
+from .wrappers import wrap
+
+logger = logging.getLogger(__name__)
+
+_EXPIRE_EVERY_S = 0.01
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """What a prompt would get.
+
+    Attributes:
+        num_tokens: Length of the prefix that can be restored, from token 0.
+        hits: The blocks that make it up.
+        tokens_by_tier: Tokens behind ``start`` by tier.
+        wants_probe: Whether a shared tier should be asked for more (see ``TierChain.prefetch``).
+        why: Why not more, in a word: ``all``, ``miss``, ``tier_down``, ``host_slots``, ``recompute``.
+    """
+
+    num_tokens: int
+    hits: tuple[Hit, ...]
+    tokens_by_tier: dict[str, int] = field(default_factory=dict)
+    wants_probe: bool = False
+    why: str = "miss"
+
+
+@dataclass(eq=False)
+class _Probe:
+    """What a lookup call's end is looked up by."""
+
+    link: Link
+
+
+class TierChain:
+    """An open chain.  Made by ``open_chain``."""
+
+    def __init__(
+        self,
+        *,
+        config: ChainConfig,
+        layout: BlockLayout,
+        tiers: Sequence[Tier],
+        transfer: Transfer,
+        metrics: Metrics | None = None,
+        observers: Observers | None = None,
+        clock: Clock = time.monotonic,
+        wall_clock: Clock = time.time,
+        on_receipt: Callable[[Receipt], None] = lambda _receipt: None,
+    ) -> None:
+        """Put opened tiers to work.  The chain closes them.
+
+        Raises:
+            ConfigError: the tiers' capabilities do not allow this chain, with every reason.
+            HostMemoryError: the staging pool does not fit.
+        """
+        findings = check_links(config.tiers, [tier.capabilities for tier in tiers])
+        findings += _check_values(config.tiers, tiers, layout)
+        if findings:
+            raise ConfigError("chain", findings)
+        self.config = config
+        self.layout = layout
+        self.metrics = metrics or Metrics()
+        self.observers = observers or Observers()
+        self._transfer = transfer
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._on_receipt = on_receipt
+        self._completions = Completions()
+        self._last_expire = clock()
+        self._is_closed = False
+        first = tiers[0] if isinstance(tiers[0], DirectTier) else None
+        self.host = HostSlots(first, config.staging, layout.slot_bytes)
+        self.links = [self._link(i, tier) for i, tier in enumerate(tiers)]
+        self.index = BlockIndex(
+            layout.block_tokens, [eviction_order(link.config.eviction) for link in self.links]
+        )
+        transfer.register(self.host.region)
+        for link in self.links:
+            link.raw.register(self.host.region)
+        self._capacity = Capacity(self.index, self.host, self.metrics, self.observers)
+        self.loads = Loads(
+            layout=layout,
+            links=self.links,
+            index=self.index,
+            host=self.host,
+            capacity=self._capacity,
+            transfer=transfer,
+            metrics=self.metrics,
+            observers=self.observers,
+            on_end=self._ended,
+        )
+        self.stores = Stores(
+            layout=layout,
+            links=self.links,
+            index=self.index,
+            host=self.host,
+            capacity=self._capacity,
+            transfer=transfer,
+            metrics=self.metrics,
+            observers=self.observers,
+            max_tokens=config.engine.max_store_tokens,
+            on_end=self._ended,
+        )
+        self.loads.cascade = self.stores.cascade_promoted
+        self.stores.tick(clock())
+
+    def _link(self, number: int, tier: Tier) -> Link:
+        config, can = self.config.tiers[number], tier.capabilities
+
+        def changed(state: str, reason: str) -> None:
+            self._completions.put(Notice(lambda: self._state_changed(config.name, state, reason)))
+
+        wrapped = wrap(tier, config, self.layout, self.metrics, changed, self._clock)
+        threads = max(1, can.max_concurrency)
+        return Link(
+            number=number,
+            config=config,
+            raw=tier,
+            wrapped=wrapped,
+            workers=TierWorkers(
+                config.name,
+                wrapped.tier,
+                load_threads=min(config.load_threads or -(-threads // 2), threads),
+                store_threads=min(config.store_threads or max(1, threads // 2), threads),
+                completions=self._completions,
+                clock=self._clock,
+            ),
+            capabilities=can,
+            capacity_blocks=capacity_blocks(can, self.layout),
+            keeps_tails=config.store_tails if config.store_tails is not None else not can.shared,
+        )
+
+    # ---- questions -----------------------------------------------------------------------------
+
+    @property
+    def num_under_way(self) -> int:
+        """Loads, stores and calls that are not over; 0 means that nothing touches any slot."""
+        return (
+            self.loads.num_active + self.stores.num_active + sum(link.workers.num_open for link in self.links)
+        )
+
+    def lookup(self, chain: BlockChain, *, start: int = 0, max_tokens: int | None = None) -> Lookup:
+        """How long a prefix of ``chain`` can be restored.  A pure query: calling it changes nothing.
+
+        Args:
+            chain: The prompt, under its namespace.
+            start: Tokens that the engine has already.
+            max_tokens: Longest prefix that is of use; default: all.
+        """
+        if chain.num_tokens <= start:
+            return Lookup(start, (), why="all")
+        limit = chain.num_tokens if max_tokens is None else min(max_tokens, chain.num_tokens)
+        now = self._clock()
+        usable = [self._is_usable(link) for link in self.links]
+        oldest = [now - link.config.ttl_s if link.config.ttl_s else 0.0 for link in self.links]
+        hits = self.index.match(chain, limit, self.layout.page_tokens, usable, oldest)
+        hits, wants_probe = self._beyond(chain, hits, limit, now)
+        hits, why = self._affordable(hits, start)
+        total = hit_tokens(hits)
+        if total - start < self.config.engine.min_hit_tokens:
+            return Lookup(start, (), wants_probe=wants_probe, why=why or "miss")
+        by_tier: dict[str, int] = {}
+        at = 0
+        for hit in hits:
+            count = max(0, at + hit.num_tokens - max(at, start))
+            at += hit.num_tokens
+            if count:
+                name = self.links[hit.tier].name
+                by_tier[name] = by_tier.get(name, 0) + count
+        if not why:
+            why = "all" if total >= limit // self.layout.page_tokens * self.layout.page_tokens else "miss"
+            if why == "miss" and not all(link.is_up for link in self.links):
+                why = "tier_down"
+        return Lookup(total, tuple(hits), by_tier, wants_probe, why)
+
+    def _is_usable(self, link: Link) -> bool:
+        if link.config.load_or_recompute == "recompute" and link.number:
+            return False
+        return link.is_up or link.wrapped.breaker.wants_probe
+
+    def _beyond(self, chain: BlockChain, hits: list[Hit], limit: int, now: float) -> tuple[list[Hit], bool]:
+        """Add whole blocks that shared tiers are known to have behind the local hits."""
+        shared = [link for link in self.links if not link.is_indexed and self._is_usable(link)]
+        whole = limit // self.layout.block_tokens
+        number = hit_tokens(hits) // self.layout.block_tokens
+        if not shared or number >= whole:
+            return hits, False
+        found: list[Hit] = []
+        wants_probe = False
+        while number < whole:
+            key = chain.key(number)
+            answers = [(link, link.known.get(key, now)) for link in shared]
+            there = next((link for link, answer in answers if answer), None)
+            if there is None:
+                wants_probe = any(answer is None for _, answer in answers)
+                break
+            found.append(Hit(key, self.layout.block_tokens, self.layout.block_tokens, there.number))
+            number += 1
+        if not found:
+            return hits, wants_probe
+        # A partly matched local block is dropped for the whole one that a shared tier has.
+        if hits and hits[-1].num_tokens < self.layout.block_tokens:
+            hits = hits[:-1]
+        return [*hits, *found], wants_probe
+
+    def _affordable(self, hits: list[Hit], start: int) -> tuple[list[Hit], str]:
+        """Promise no more than host slots can carry at once."""
+        room = self.host_capacity_blocks
+        below = 0
+        at = 0
+        for number, hit in enumerate(hits):
+            at += hit.num_tokens
+            if at <= start or (self.host.direct is not None and hit.tier == 0):
+                continue
+            below += 1
+            if below > room:
+                return hits[:number], "host_slots"
+        return hits, ""
+
+    @property
+    def host_capacity_blocks(self) -> int:
+        """Blocks that the host slots hold."""
+        if self.host.direct is not None:
+            return self.links[0].capacity_blocks or 0
+        return self.host.region.num_bytes // self.layout.slot_bytes
+
+    # ---- work ----------------------------------------------------------------------------------
+
+    def load(
+        self,
+        chain: BlockChain,
+        lookup: Lookup,
+        *,
+        start: int,
+        label: str = "",
+        deadline_s: float | None = None,
+    ) -> LoadJob | None:
+        """Begin to bring what ``lookup`` found, from token ``start`` on, into host slots.
+
+        See ``Loads.begin``; follow with ``bind``.
+        """
+        return self._begin(chain, lookup, start, label, deadline_s, is_prefetch=False)
+
+    def prefetch(self, chain: BlockChain, lookup: Lookup, *, start: int, label: str = "") -> LoadJob | None:
+        """Bring what lies in lower tiers into host slots, ahead of its load."""
+        if self.host.direct is None:
+            return None
+        return self._begin(chain, lookup, start, label, None, is_prefetch=True)
+
+    def _begin(
+        self,
+        chain: BlockChain,
+        lookup: Lookup,
+        start: int,
+        label: str,
+        deadline_s: float | None,
+        *,
+        is_prefetch: bool,
+    ) -> LoadJob | None:
+        now = self._clock()
+        self.stores.tick(now)
+        if deadline_s is None:
+            deadline_s = self.config.engine.load_deadline_s
+        return self.loads.begin(
+            chain,
+            start,
+            lookup.hits,
+            label=label,
+            now=now,
+            deadline=now + deadline_s,
+            is_prefetch=is_prefetch,
+        )
+
+    def bind(self, job: LoadJob, device_slots: Any, fence: Fence) -> None:
+        """Give a load its device slots, one for each of its tokens."""
+        self.loads.bind(job, device_slots, fence, self._clock())
+
+    def cancel(self, job: LoadJob | StoreJob) -> None:
+        """Give a load or store up; it is over when ``is_over`` says so."""
+        if isinstance(job, LoadJob):
+            self.loads.cancel(job, self._clock())
+        else:
+            self.stores.cancel(job, self._clock())
+
+    def store(self, chain: BlockChain, num_tokens: int, *, label: str = "") -> StoreJob | None:
+        """Plan a store of the first ``num_tokens`` tokens; None where there is nothing to do."""
+        now = self._clock()
+        self.stores.tick(now)
+        return self.stores.begin(chain, num_tokens, page_tokens=self.layout.page_tokens, label=label, now=now)
+
+    def launch(self, job: StoreJob, device_slots: Any, fence: Fence) -> None:
+        """Start a planned store: one device slot for each token of ``job.blocks``."""
+        self.stores.launch(job, device_slots, fence, self._clock())
+
+    def probe(self, chain: BlockChain, first_block: int) -> bool:
+        """Ask the shared tiers which blocks from ``first_block`` on they have; False if none is asked."""
+        now = self._clock()
+        keys = chain.keys()[first_block:]
+        asked = False
+        for link in self.links:
+            if link.is_indexed or not self._is_usable(link):
+                continue
+            unknown = [key for key in keys if link.known.get(key, now) is None]
+            for start in range(0, len(unknown), max(1, link.capabilities.max_batch)):
+                part = unknown[start : start + link.capabilities.max_batch]
+                asked = True
+                link.workers.submit(
+                    Call(Verb.LOOKUP, part, deadline=now + link.config.load_deadline_s, owner=_Probe(link))
+                )
+        return asked
+
+    def poll(self) -> None:
+        """Take in what workers and the transfer have finished.  Costs next to nothing when idle."""
+        if self.num_under_way or not self._is_quiet():
+            self._take_in(self._completions.drain())
+
+    def _is_quiet(self) -> bool:
+        return self._completions.is_empty()
+
+    def wait_for_message(self, timeout_s: float) -> None:
+        """Block until something has ended below, at most ``timeout_s``, and take it in."""
+        self._take_in(self._completions.wait(timeout_s))
+
+    def _take_in(self, messages: list[Message]) -> None:
+        now = self._clock()
+        self.stores.tick(now)
+        for message in messages:
+            self._handle(message, now)
+        self.loads.advance(now)
+        self.stores.advance(now)
+        if now - self._last_expire >= _EXPIRE_EVERY_S:
+            self._last_expire = now
+            for link in self.links:
+                link.workers.expire(now)
+
+    def _handle(self, message: Message, now: float) -> None:
+        if isinstance(message, Notice):
+            message.run()
+            return
+        owner = message.call.owner
+        if isinstance(message, Completed):
+            if isinstance(owner, FillBatch):
+                self.loads.filled(message.call, owner, message.outcomes, now)
+            elif isinstance(owner, Cascade):
+                self.stores.stored(owner, message.outcomes, now)
+            elif isinstance(owner, _Probe):
+                self._probed(owner.link, message.call, message.outcomes, now)
+        elif isinstance(message, Returned):
+            if isinstance(owner, FillBatch):
+                self.loads.returned(owner)
+            elif isinstance(owner, Cascade):
+                self.stores.returned(owner, now)
+
+    def _probed(self, link: Link, call: Call, outcomes: Sequence[Outcome], now: float) -> None:
+        for key, outcome in zip(call.keys, outcomes, strict=True):
+            # What could not be asked is taken as missing for a moment: it is asked again soon.
+            link.known.note(key, now, is_there=outcome.is_ok)
+            if outcome.status not in (Status.OK, Status.MISS):
+                self.metrics.count("lookup_failures", tier=link.name, cause=outcome.status.value)
+
+    def _ended(self, receipt: Receipt) -> None:
+        self.metrics.count("jobs", kind=receipt.kind, status=receipt.status)
+        self.metrics.count("tokens", receipt.num_tokens, kind=receipt.kind)
+        self.metrics.count("bytes", receipt.num_bytes, kind=receipt.kind)
+        for tier, tokens in receipt.tokens_by_tier.items():
+            if receipt.num_tokens:
+                self.metrics.count("loaded_tokens", tokens, tier=tier)
+        self._on_receipt(receipt)
+
+    def _state_changed(self, tier: str, state: str, reason: str) -> None:
+        level = logging.INFO if state == "up" else logging.WARNING
+        logger.log(level, "[FlexKV] tier %s is %s%s", tier, state, f": {reason}" if reason else "")
+        self.metrics.count("tier_state_changes", tier=tier, state=state)
+        self.observers.state_changed(tier, state, reason)
+
+    # ---- start and end -------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Take over what persistent tiers of this process hold.  Blocks for their listing."""
+        for link in self.links:
+            if link.is_indexed and link.capabilities.can_list:
+                started = time.monotonic()
+                good, bad = self._take_over(link)
+                logger.info(
+                    "[FlexKV] tier %s: %d blocks taken over, %d left out, %.2f s",
+                    link.name,
+                    good,
+                    bad,
+                    time.monotonic() - started,
+                )
+
+    def _take_over(self, link: Link) -> tuple[int, int]:
+        good = bad = 0
+        now, wall = self._clock(), self._wall_clock()
+        try:
+            for batch in link.raw.list_blocks():
+                for block in batch:
+                    if self._take_over_one(link, block, now - max(0.0, wall - block.last_used)):
+                        good += 1
+                    else:
+                        bad += 1
+        except FlexKVError as exc:
+            logger.warning("[FlexKV] tier %s cannot be listed: %s", link.name, exc)
+        if bad:
+            self.metrics.count("foreign_blocks", bad, tier=link.name)
+        over = self._capacity.make_room(link, 0)
+        if over and not link.config.read_only:
+            link.workers.submit(Call(Verb.EVICT, over, deadline=now + link.config.store_deadline_s))
+        return good, bad
+
+    def _take_over_one(self, link: Link, block: StoredBlock, created: float) -> bool:
+        try:
+            header = envelope.parse(block.head, self.layout)
+        except envelope.BadValueError:
+            return False
+        if header.key != block.key or block_key(header.parent, header.tokens) != block.key:
+            return False
+        if self.index.place(link.number, block.key) is not None:
+            return False
+        self.index.add(
+            link.number,
+            block.key,
+            header.parent,
+            header.tokens,
+            num_bytes=block.num_bytes,
+            now=created,
+            is_ready=True,
+        )
+        return True
+
+    def forget_all(self) -> None:
+        """Drop every block of every tier that this process fills, except those that are in use.
+
+        What is in use stays until its job ends; keys of a new namespace never reach it.
+        """
+        now = self._clock()
+        for link in self.links:
+            link.known.clear()
+            if not link.is_indexed or link.config.read_only:
+                continue
+            gone = self._capacity.evict(link, self.index.count(link.number))
+            if gone and link.direct is None:
+                for start in range(0, len(gone), max(1, link.capabilities.max_batch)):
+                    part = gone[start : start + link.capabilities.max_batch]
+                    link.workers.submit(Call(Verb.EVICT, part, deadline=now + link.config.store_deadline_s))
+
+    def drain(self, deadline_s: float) -> bool:
+        """Wait until nothing is under way.  Blocks, at most ``deadline_s``; False on expiry."""
+        end = time.monotonic() + deadline_s
+        while True:
+            self._take_in(self._completions.drain())
+            if not self.num_under_way and self._completions.is_empty():
+                return True
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            self.wait_for_message(min(0.002, left))
+
+    def close(self) -> None:
+        """End what is queued, wait for copies that run, close transfer, then tiers.  May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for link in self.links:
+            link.workers.close()
+        deadline_s = self.config.engine.shutdown_deadline_s
+        if not self.drain(deadline_s):
+            logger.warning("[FlexKV] %d jobs were still under way at the end", self.num_under_way)
+        self._transfer.close()
+        self._take_in(self._completions.drain())
+        end = time.monotonic() + deadline_s
+        stuck = [name for link in self.links for name in link.workers.join(end)]
+        if stuck:
+            logger.warning("[FlexKV] threads that hang in a driver: %s", ", ".join(stuck))
+        self._take_in(self._completions.drain())
+        if self.index.num_pins:
+            logger.warning("[FlexKV] %d pins were never given back", self.index.num_pins)
+        for link in reversed(self.links):
+            try:
+                link.raw.close()
+            except Exception:  # noqa: BLE001 - a foreign driver must not stop the others from closing
+                logger.exception("[FlexKV] tier %s failed to close", link.name)
+        self.host.close()
+
+
+def _check_values(configs: Sequence[TierConfig], tiers: Sequence[Tier], layout: BlockLayout) -> list[str]:
+    """Whether blocks of this layout fit into the tiers at all."""
+    findings = []
+    for number, (config, tier) in enumerate(zip(configs, tiers, strict=True)):
+        can = tier.capabilities
+        where = f"tiers[{number}] ({config.name})"
+        if can.max_value_bytes and layout.slot_bytes > can.max_value_bytes:
+            findings.append(
+                f"{where}: a block takes {layout.slot_bytes:,} B, the tier's values at most "
+                f"{can.max_value_bytes:,} B: lower block_tokens"
+            )
+        if capacity_blocks(can, layout) == 0:
+            findings.append(
+                f"{where}: a block takes {layout.slot_bytes:,} B, the tier has room for "
+                f"{can.capacity_bytes:,} B, which is less than one block: raise its capacity"
+            )
+        if number == 0 and isinstance(tier, DirectTier) != can.direct_slots:
+            findings.append(
+                f"{where}: the driver says direct_slots={can.direct_slots}, its class says otherwise"
+            )
+    return findings
+
+
+def open_chain(
+    config: ChainConfig,
+    layout: BlockLayout,
+    namespace: Namespace,
+    transfer: Transfer,
+    *,
+    source: str = "chain",
+    observers: Observers | None = None,
+    metrics: Metrics | None = None,
+    on_receipt: Callable[[Receipt], None] = lambda _receipt: None,
+) -> TierChain:
+    """Open every tier that ``config`` names, and put them to work.  Blocks for opening and listing.
+
+    Raises:
+        ConfigError, DriverError, TierError, HostMemoryError: a tier that was asked for is never
+            silently absent; those already opened are closed again.
+    """
+    tiers: list[Tier] = []
+    try:
+        for number, tier in enumerate(config.tiers):
+            spec, offer = find_driver(tier.driver)
+            try:
+                options = spec.config.model_validate(tier.options)
+            except ValueError as exc:
+                raise ConfigError(source, [f"tiers[{number}].options: {exc}"]) from exc
+            context = TierContext(
+                name=tier.name,
+                value_bytes=layout.slot_bytes,
+                head_bytes=layout.header_bytes,
+                fingerprint=layout.fingerprint,
+                identity=json.dumps(asdict(namespace), sort_keys=True),
+            )
+            tiers.append(open_tier(spec, offer.provider, options, context))
+        chain = TierChain(
+            config=config,
+            layout=layout,
+            tiers=tiers,
+            transfer=transfer,
+            metrics=metrics,
+            observers=observers if observers is not None else Observers.installed(),
+            on_receipt=on_receipt,
+        )
+    except BaseException:
+        for opened in reversed(tiers):
+            opened.close()
+        raise
+    chain.warm_up()
+    return chain

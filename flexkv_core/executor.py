@@ -1,0 +1,297 @@
+"""Queues and worker threads: the only place of the core that starts a thread for a tier.
+
+Each tier has a load queue and a store queue with threads of their own, so that stores never delay
+loads.  A call is submitted by the chain's thread, run by a worker, and comes back through one
+completion queue that the chain's thread drains.
+
+Every call ends exactly once, with one outcome per key.  One that passes its deadline ends with
+``TIMEOUT``; if a worker had begun it, its buffers are ``UNCERTAIN`` and the call is *adrift* until
+the worker returns, which is reported by a second message (``Returned``): only then may the
+buffers be used again.
+
+Threads: ``submit``, ``drain``, ``expire`` and ``close`` belong to the chain's thread.  ``_Lane._lock``
+covers a lane's queue and the ``phase`` of its calls; workers and the chain's thread take it, and
+nothing else is locked inside.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from .keys import BlockKey
+from .tier import BufferState, Outcome, Status, Tier, failed
+from .wrappers.deadline import within
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+
+
+class Verb(str, Enum):
+    """What a call does."""
+
+    LOAD = "load"
+    STORE = "store"
+    LOOKUP = "lookup"
+    EVICT = "evict"
+
+
+class _Phase(Enum):
+    QUEUED = 0
+    RUNNING = 1
+    OVER = 2
+    ADRIFT = 3
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One batch for one tier.
+
+    Attributes:
+        verb: What to do.
+        keys: Distinct keys.
+        views: A buffer for each key (load and store).
+        evict_first: Keys to remove before a store, by the same worker, to make room.
+        before: What the worker does first (sealing values, for one).
+        deadline: When it is given up, on the executor's clock.
+        owner: What the chain finds its job again with; opaque here.
+        number: Unique; for logs.
+        seconds: How long the tier took, once it is over.
+    """
+
+    verb: Verb
+    keys: Sequence[BlockKey]
+    views: Sequence[memoryview] = ()
+    evict_first: Sequence[BlockKey] = ()
+    before: Callable[[], None] | None = None
+    deadline: float = float("inf")
+    owner: object = None
+    number: int = field(default_factory=itertools.count().__next__)
+    seconds: float = 0.0
+    phase: _Phase = _Phase.QUEUED
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A call's end: the only one."""
+
+    call: Call
+    outcomes: list[Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The worker of a call that was adrift has come back: its buffers are nobody's now."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that a worker wants the chain's thread to do; run by ``drain``'s caller."""
+
+    run: Callable[[], None]
+
+
+Message = Completed | Returned | Notice
+
+
+class Completions:
+    """The one queue through which all workers answer."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def put(self, message: Message) -> None:
+        """For workers."""
+        self._queue.put(message)
+
+    def drain(self) -> list[Message]:
+        """All messages so far, in order; never blocks."""
+        messages: list[Message] = []
+        try:
+            while True:
+                messages.append(self._queue.get_nowait())
+        except queue.Empty:
+            return messages
+
+    def is_empty(self) -> bool:
+        """Whether ``drain`` would return nothing."""
+        return self._queue.empty()
+
+    def wait(self, timeout_s: float) -> list[Message]:
+        """As ``drain``, but waits up to ``timeout_s`` for the first message."""
+        try:
+            first = self._queue.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return []
+        return [first, *self.drain()]
+
+
+class _Lane:
+    """One queue and its threads."""
+
+    def __init__(self, name: str, tier: Tier, threads: int, completions: Completions, clock: Clock) -> None:
+        self._tier = tier
+        self._completions = completions
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._queue: deque[Call] = deque()
+        self._open: set[Call] = set()
+        self._is_closed = False
+        self.threads = [
+            threading.Thread(target=self._work, name=f"flexkv-{name}-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def submit(self, call: Call) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._queue.append(call)
+                self._open.add(call)
+                self._wake.notify()
+                return
+        call.phase = _Phase.OVER
+        self._end(call, Status.CANCELLED, "the chain is closing")
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def expire(self, now: float) -> None:
+        """End the calls whose deadline has passed."""
+        with self._lock:
+            late = [call for call in self._open if call.deadline <= now and call.phase is not _Phase.ADRIFT]
+        for call in late:
+            self._abandon(call, Status.TIMEOUT, "the deadline passed")
+
+    def _abandon(self, call: Call, status: Status, reason: str) -> None:
+        """End a call from outside: at once if nobody began it, adrift if somebody did."""
+        with self._lock:
+            if call.phase is _Phase.QUEUED:
+                self._queue.remove(call)
+                self._open.discard(call)
+                call.phase, buffer = _Phase.OVER, BufferState.UNTOUCHED
+            elif call.phase is _Phase.RUNNING:
+                call.phase, buffer = _Phase.ADRIFT, BufferState.UNCERTAIN
+            else:
+                return
+        self._end(call, status, reason, buffer)
+
+    def _end(
+        self, call: Call, status: Status, reason: str, buffer: BufferState = BufferState.UNTOUCHED
+    ) -> None:
+        outcome = failed(status, reason, buffer)
+        self._completions.put(Completed(call, [outcome] * len(call.keys)))
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._queue and not self._is_closed:
+                    self._wake.wait()
+                if not self._queue:
+                    return
+                call = self._queue.popleft()
+                call.phase = _Phase.RUNNING
+            started = self._clock()
+            outcomes = self._run(call)
+            call.seconds = self._clock() - started
+            with self._lock:
+                is_adrift = call.phase is _Phase.ADRIFT
+                call.phase = _Phase.OVER
+                self._open.discard(call)
+            self._completions.put(Returned(call) if is_adrift else Completed(call, outcomes))
+
+    def _run(self, call: Call) -> list[Outcome]:
+        tier = self._tier
+        try:
+            with within(call.deadline, self._clock):
+                if call.before is not None:
+                    call.before()
+                if call.verb is Verb.LOAD:
+                    return tier.load(call.keys, call.views)
+                if call.verb is Verb.STORE:
+                    if call.evict_first:
+                        tier.evict(call.evict_first)
+                    return tier.store(call.keys, call.views) if call.keys else []
+                if call.verb is Verb.EVICT:
+                    return tier.evict(call.keys)
+                return tier.lookup(call.keys)
+        except Exception as exc:  # noqa: BLE001 - the thread's top: the guard inside lets none through
+            logger.exception("[FlexKV] a tier's wrapper failed in %s", call.verb.value)
+            return [failed(Status.UNAVAILABLE, repr(exc), BufferState.UNCERTAIN)] * len(call.keys)
+
+    def close(self) -> None:
+        """Take no more calls; end the queued ones; let the running ones run."""
+        with self._lock:
+            self._is_closed = True
+            queued = list(self._queue)
+            self._wake.notify_all()
+        for call in queued:
+            self._abandon(call, Status.CANCELLED, "the chain is closing")
+
+    def join(self, deadline: float) -> list[str]:
+        """Wait for the threads; names of those that did not end (a driver that hangs)."""
+        for thread in self.threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return [thread.name for thread in self.threads if thread.is_alive()]
+
+
+class TierWorkers:
+    """A tier's two lanes."""
+
+    def __init__(
+        self,
+        name: str,
+        tier: Tier,
+        *,
+        load_threads: int,
+        store_threads: int,
+        completions: Completions,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """Start the threads ``flexkv-<name>-load-<i>`` and ``flexkv-<name>-store-<i>``."""
+        self._loads = _Lane(f"{name}-load", tier, load_threads, completions, clock)
+        self._stores = _Lane(f"{name}-store", tier, store_threads, completions, clock)
+        self.load_threads = load_threads
+        self.store_threads = store_threads
+
+    def submit(self, call: Call) -> None:
+        """Queue a call; its end comes through the completions."""
+        lane = self._loads if call.verb in (Verb.LOAD, Verb.LOOKUP) else self._stores
+        lane.submit(call)
+
+    @property
+    def num_open(self) -> int:
+        """Calls that are queued, running or adrift."""
+        return self._loads.num_open + self._stores.num_open
+
+    @property
+    def num_open_stores(self) -> int:
+        """The same, of stores and evictions."""
+        return self._stores.num_open
+
+    def expire(self, now: float) -> None:
+        """End calls whose deadline has passed."""
+        self._loads.expire(now)
+        self._stores.expire(now)
+
+    def close(self) -> None:
+        """Take no more calls and end the queued ones."""
+        self._loads.close()
+        self._stores.close()
+
+    def join(self, deadline: float) -> list[str]:
+        """Wait for the threads until ``deadline`` (``time.monotonic``); names of those that hang."""
+        return self._loads.join(deadline) + self._stores.join(deadline)

@@ -1,0 +1,162 @@
+"""A tier at work in a chain: the driver's tier with its wrappers, workers, policy and estimates.
+
+Threads: the chain's thread only, apart from what ``executor`` and ``wrappers`` run.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .executor import TierWorkers
+from .keys import BlockKey
+from .layout import BlockLayout, round_up
+from .models import TierConfig, WritePolicy
+from .tier import DirectTier, Tier, TierCapabilities
+from .wrappers.stack import Wrapped
+
+_KNOWN_LIMIT = 1_000_000
+
+
+class SpeedEstimate:
+    """How fast a tier answers: a moving average over its calls, in bytes and seconds."""
+
+    def __init__(self, weight: float = 0.2) -> None:
+        self._weight = weight
+        self.bytes_per_s = 0.0
+        self.first_byte_s = 0.0
+
+    def observe(self, num_bytes: int, seconds: float) -> None:
+        """Note one load call; small calls tell the latency, large ones the bandwidth."""
+        if num_bytes <= 0 or seconds <= 0:
+            return
+        rate = num_bytes / seconds
+        if not self.bytes_per_s:
+            self.bytes_per_s = rate
+            return
+        self.bytes_per_s += self._weight * (rate - self.bytes_per_s)
+
+    def seconds_for(self, num_bytes: int, concurrency: int) -> float:
+        """Expected time of a load of ``num_bytes`` by ``concurrency`` calls at once; 0 if unknown."""
+        if not self.bytes_per_s:
+            return 0.0
+        return num_bytes / (self.bytes_per_s * max(1, concurrency))
+
+
+class KnownKeys:
+    """What a shared tier said of keys, for a while: there, or not there."""
+
+    def __init__(self, found_s: float = 60.0, missing_s: float = 2.0) -> None:
+        """Believe a positive answer for ``found_s`` seconds and a negative one for ``missing_s``."""
+        self._found_s = found_s
+        self._missing_s = missing_s
+        self._answers: OrderedDict[BlockKey, tuple[bool, float]] = OrderedDict()
+
+    def note(self, key: BlockKey, now: float, *, is_there: bool) -> None:
+        """Remember an answer, or what a load or store found out."""
+        self._answers[key] = (is_there, now + (self._found_s if is_there else self._missing_s))
+        self._answers.move_to_end(key)
+        if len(self._answers) > _KNOWN_LIMIT:
+            self._answers.popitem(last=False)
+
+    def get(self, key: BlockKey, now: float) -> bool | None:
+        """True, False, or None where nothing recent is known."""
+        answer = self._answers.get(key)
+        if answer is None or answer[1] < now:
+            return None
+        return answer[0]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._answers.clear()
+
+
+@dataclass(eq=False)
+class Link:
+    """One tier of a chain.
+
+    Attributes:
+        number: Its place, from 0.
+        config: Its policies.
+        raw: The driver's tier.
+        wrapped: The same, with wrappers.
+        workers: Its queues and threads.
+        capabilities: What the driver said.
+        capacity_blocks: Blocks that fit, or None where the store decides.
+        keeps_tails: Whether partly filled blocks are kept.
+        speed: Measured load speed.
+        known: What a shared tier said of keys.
+        backlog_bytes: Bytes in stores that are under way.
+    """
+
+    number: int
+    config: TierConfig
+    raw: Tier
+    wrapped: Wrapped
+    workers: TierWorkers
+    capabilities: TierCapabilities
+    capacity_blocks: int | None
+    keeps_tails: bool
+    speed: SpeedEstimate = field(default_factory=SpeedEstimate)
+    known: KnownKeys = field(default_factory=KnownKeys)
+    backlog_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """The tier's name in the chain."""
+        return self.config.name
+
+    @property
+    def direct(self) -> DirectTier | None:
+        """The tier as an addressable one."""
+        return self.raw if isinstance(self.raw, DirectTier) else None
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether this process alone fills it, so that the index knows all that is there."""
+        return not self.capabilities.shared
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it answers."""
+        return self.wrapped.breaker.is_up
+
+    @property
+    def takes_stores(self) -> bool:
+        """Whether a store or a promotion writes to it at once."""
+        return (
+            self.config.write is WritePolicy.THROUGH
+            and not self.config.read_only
+            and (self.is_up or self.wrapped.breaker.wants_probe)
+        )
+
+    def batches(self, count: int, threads: int) -> list[range]:
+        """Cut ``count`` keys into calls: as many at once as there are threads, none too long."""
+        size = max(1, min(self.capabilities.max_batch, -(-count // max(1, threads))))
+        return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def capacity_blocks(capabilities: TierCapabilities, layout: BlockLayout) -> int | None:
+    """How many full blocks fit, or None where the store itself decides."""
+    if not capabilities.capacity_bytes:
+        return None
+    return capabilities.capacity_bytes // round_up(layout.slot_bytes, max(1, capabilities.alignment_bytes))
+
+
+def check_links(configs: Sequence[TierConfig], capabilities: Sequence[TierCapabilities]) -> list[str]:
+    """Why this order of tiers cannot work, in all points; empty if it can."""
+    findings = []
+    for number, (config, can) in enumerate(zip(configs, capabilities, strict=True)):
+        where = f"tiers[{number}] ({config.name})"
+        if config.write is WritePolicy.BACK and (
+            number == 0 or not capabilities[0].direct_slots or number != 1
+        ):
+            findings.append(
+                f"{where}: write: back needs a tier with addressable memory (such as cpu) right above it"
+            )
+        if config.write is WritePolicy.BACK and config.read_only:
+            findings.append(f"{where}: write: back and read_only exclude each other")
+        if config.ttl_s is not None and can.shared and can.expires:
+            findings.append(f"{where}: the store has its own expiry; set it in options, not with ttl_s")
+    return findings

@@ -1,0 +1,558 @@
+"""KVManager: all that an engine sees; the task API over a TierChain.
+
+A task is a load (``get_match``), a store (``put_match``) or a prefetch.  It has one terminal state,
+which is delivered once: by the ``wait`` or ``try_wait`` that returns it.  ``cancel`` gives everything
+back in every phase.  ``lookup`` is the pure query in front of it all: it makes no task.
+
+Threads: one owner, the engine's scheduler thread.  ``start``, ``wait``, ``drain`` and ``shutdown`` block.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from .chain import Lookup, TierChain, open_chain
+from .drivers import Observers
+from .keys import BlockChain, Namespace, encode_tokens
+from .layout import BlockLayout
+from .loads import LoadJob, LoadState
+from .metrics import Metrics
+from .models import ChainConfig
+from .receipts import Receipt
+from .stores import StoreJob, StoreState
+from .sync import LocalSync, Sync
+from .transfer import Fence, Ticket, Transfer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+logger = logging.getLogger(__name__)
+
+_LEASE_S = 60.0
+_ROOTS_KEPT = 4096
+_ENDED_KEPT = 10_000
+NO_TASK = -1
+
+
+class KVResponseStatus(str, Enum):
+    """How a task ended, or that it has not."""
+
+    SUCCESS = "success"
+    NOT_FOUND = "not_found"
+    UNREADY = "unready"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class KVResponse:
+    """A task's end.
+
+    Attributes:
+        status: How it ended.
+        task_id: Which task.
+        return_mask: Bool per token of the sequence: moved or not; a list of masks for a batch.
+        cause: Why it did not succeed; empty otherwise.
+    """
+
+    status: KVResponseStatus
+    task_id: int
+    return_mask: Any = None
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What separates one request's blocks from another's, beyond its tokens.
+
+    Attributes:
+        adapter: LoRA adapter.
+        adapter_digest: Digest of the adapter's content, or its load count.
+        extra_key: The engine's own separation key.
+        cache_salt: A tenant's salt.
+    """
+
+    adapter: str = ""
+    adapter_digest: str = ""
+    extra_key: str = ""
+    cache_salt: str = ""
+
+
+_NO_SCOPE = Scope()
+Tokens = Any
+"""Token ids: a list, ``array('q')``, a 1-D int64 array or CPU tensor, or a ``BlockChain``."""
+
+
+@dataclass(eq=False)
+class _Task:
+    task_id: int
+    num_tokens: int
+    job: LoadJob | StoreJob | None
+    ranges: list[tuple[int, int]]
+    created: float
+    is_launched: bool = False
+    children: tuple[int, ...] = ()
+    status: KVResponseStatus | None = None
+    cause: str = ""
+
+
+class KVManager:
+    """One engine's cache: start, match, launch, wait, shut down."""
+
+    def __init__(
+        self,
+        config: ChainConfig,
+        *,
+        layout: BlockLayout,
+        namespace: Namespace,
+        transfer: Transfer,
+        sync: Sync | None = None,
+        observers: Observers | None = None,
+        metrics: Metrics | None = None,
+        on_receipt: Callable[[Receipt], None] | None = None,
+        source: str = "chain",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Remember what to open; ``start`` opens it.
+
+        Args:
+            config: The chain.
+            layout: What a block's bytes mean on this engine.
+            namespace: Identity of the bytes; layout and block size are filled in from ``layout``.
+            transfer: Copies to and from the engine's device memory; closed by ``shutdown``.
+            sync: How ranks agree; default: one rank.
+            observers: Plug-ins that are told of blocks; default: the installed ones.
+            metrics: Where to count; default: its own.
+            on_receipt: Told of every finished load, store and prefetch.
+            source: Where ``config`` came from, for messages.
+            clock: Monotonic seconds.
+        """
+        self.config = config
+        self.layout = layout
+        self.metrics = metrics or Metrics()
+        self.sync = sync or LocalSync()
+        self._transfer = transfer
+        self._observers = observers
+        self._on_receipt = on_receipt or (lambda _receipt: None)
+        self._source = source
+        self._clock = clock
+        self._namespace = replace(
+            namespace, layout=layout.fingerprint.hex(), block_tokens=layout.block_tokens
+        )
+        self._chain: TierChain | None = None
+        self._roots: OrderedDict[Scope, bytes] = OrderedDict()
+        self._tasks: dict[int, _Task] = {}
+        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._numbers = itertools.count(1)
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the chain.  Blocks.  Raises what ``open_chain`` raises."""
+        if self._chain is None:
+            self._chain = open_chain(
+                self.config,
+                self.layout,
+                self._namespace,
+                self._transfer,
+                source=self._source,
+                observers=self._observers,
+                metrics=self.metrics,
+                on_receipt=self._on_receipt,
+            )
+
+    def is_ready(self) -> bool:
+        """Whether every tier is open and usable."""
+        return self._chain is not None
+
+    @property
+    def chain(self) -> TierChain:
+        """The open chain.  Raises RuntimeError before ``start``."""
+        if self._chain is None:
+            raise RuntimeError("KVManager.start() has not been called")
+        return self._chain
+
+    @property
+    def namespace(self) -> Namespace:
+        """The identity of this engine's blocks now."""
+        return self._namespace
+
+    def reset(self) -> None:
+        """Drop every block of every tier that this engine fills; open tasks go on to their end."""
+        if self._tasks:
+            open_tasks = sum(task.status is None for task in self._tasks.values())
+            if open_tasks:
+                logger.warning("[FlexKV] reset with %d open tasks", open_tasks)
+        self.chain.forget_all()
+
+    def invalidate(self, weights_version: str | None = None) -> None:
+        """The weights changed: nothing stored so far may be served again.
+
+        Takes effect at once, also with copies in flight: keys of the new namespace name other blocks.
+
+        Args:
+            weights_version: The new version, if the engine knows one that means the same everywhere;
+                default: a random one, so that other instances' blocks do not match by accident.
+        """
+        version = weights_version or f"{self._namespace.weights_version.split('+')[0]}+{secrets.token_hex(8)}"
+        self._namespace = replace(self._namespace, weights_version=version)
+        self._roots.clear()
+        self.metrics.count("invalidations")
+        logger.info("[FlexKV] weights changed: all tiers invalidated, weights version %s", version)
+        self.reset()
+
+    def drain(self, deadline_s: float) -> bool:
+        """Wait until nothing is under way, at most ``deadline_s``; False on expiry.  Blocks."""
+        return self.chain.drain(deadline_s)
+
+    def shutdown(self) -> None:
+        """Close transfer and tiers.  Blocks, bounded.  May be called twice."""
+        if self._chain is not None:
+            self._chain.close()
+        self.sync.close()
+
+    # ---- sequences -----------------------------------------------------------------------------
+
+    def sequence(self, tokens: Tokens, scope: Scope = _NO_SCOPE) -> BlockChain:
+        """Token ids under a request's scope; keep it to look the same prompt up again cheaply."""
+        if isinstance(tokens, BlockChain):
+            return tokens
+        return BlockChain(self._root(scope), self.layout.block_tokens, encode_tokens(tokens))
+
+    def may_share(self, scope: Scope) -> bool:
+        """Whether the configuration lets this request be stored and served at all."""
+        return bool(scope.cache_salt) or not self.config.namespace.require_salt
+
+    def _root(self, scope: Scope) -> bytes:
+        root = self._roots.get(scope)
+        if root is None:
+            root = self._namespace.for_request(
+                adapter=scope.adapter,
+                adapter_digest=scope.adapter_digest,
+                extra_key=scope.extra_key,
+                cache_salt=scope.cache_salt,
+            ).digest()
+            self._roots[scope] = root
+            if len(self._roots) > _ROOTS_KEPT:
+                self._roots.popitem(last=False)
+        return root
+
+    # ---- matching and moving -------------------------------------------------------------------
+
+    def lookup(
+        self, tokens: Tokens, *, start: int = 0, max_tokens: int | None = None, scope: Scope = _NO_SCOPE
+    ) -> Lookup:
+        """How much of a prompt could be restored.  Changes nothing, however often it is called."""
+        if not self.may_share(scope):
+            return Lookup(start, (), why="no_salt")
+        return self.chain.lookup(self.sequence(tokens, scope), start=start, max_tokens=max_tokens)
+
+    def get_match(
+        self,
+        token_ids: Tokens,
+        token_mask: Any = None,
+        *,
+        start: int | None = None,
+        scope: Scope = _NO_SCOPE,
+        max_tokens: int | None = None,
+        label: str = "",
+    ) -> tuple[int, np.ndarray[Any, Any]]:
+        """Plan a restore, pin what it needs, and begin to bring it into host slots.
+
+        Args:
+            token_ids: The prompt.
+            token_mask: Bool per token; False at the front for what the engine has already.
+            start: The same as a number of tokens, instead of a mask.
+            scope: What separates the request from others.
+            max_tokens: Longest prefix of use.
+            label: The request, for receipts.
+
+        Returns:
+            ``(task_id, mask)``: the tokens that will be restored, one run behind the False ones.  With
+            none, the task has ended already.
+        """
+        chain = self.sequence(token_ids, scope)
+        if start is None:
+            start = _leading_false(token_mask, chain.num_tokens)
+        found = (
+            self.chain.lookup(chain, start=start, max_tokens=max_tokens)
+            if self.may_share(scope)
+            else Lookup(start, (), why="no_salt")
+        )
+        job = self.chain.load(chain, found, start=start, label=label) if found.hits else None
+        ranges = [(start, start + job.num_tokens)] if job is not None else []
+        task = self._new_task(chain.num_tokens, job, ranges)
+        return task.task_id, _mask(chain.num_tokens, ranges)
+
+    def put_match(
+        self, token_ids: Tokens, token_mask: Any = None, *, scope: Scope = _NO_SCOPE, label: str = ""
+    ) -> tuple[int, np.ndarray[Any, Any]]:
+        """Plan a store and take host slots for it.
+
+        Args:
+            token_ids: The sequence whose KV is final.
+            token_mask: Must begin with True: a store begins at the first token.
+            scope: What separates the request from others.
+            label: The request, for receipts.
+
+        Returns:
+            ``(task_id, mask)``: the tokens whose KV is to be copied out.  With none, the task has ended.
+
+        Raises:
+            ValueError: the mask begins with False.
+        """
+        chain = self.sequence(token_ids, scope)
+        if token_mask is not None and len(token_mask) and not bool(token_mask[0]):
+            raise ValueError("the mask of a store must begin with True")
+        job = self.chain.store(chain, chain.num_tokens, label=label) if self.may_share(scope) else None
+        ranges = [(b.start, b.start + b.num_tokens) for b in job.blocks] if job is not None else []
+        task = self._new_task(chain.num_tokens, job, ranges)
+        return task.task_id, _mask(chain.num_tokens, ranges)
+
+    def launch(
+        self,
+        task_ids: Sequence[int],
+        slot_mappings: Sequence[Any],
+        *,
+        as_batch: bool = False,
+        fence: Fence | None = None,
+    ) -> list[int]:
+        """Start copies: one device slot for each True token of the task's mask, in order.
+
+        Args:
+            task_ids: Tasks of ``get_match`` or ``put_match``.
+            slot_mappings: Per task 1-D int64 slots (``array('q')`` or a CPU tensor).
+            as_batch: Answer with one id for all.
+            fence: What must have ended on the device; default: all work queued so far.
+
+        Returns:
+            The ids to wait on.
+
+        Raises:
+            ValueError: an unknown or launched task, or a wrong number of slots.  Nothing was started.
+        """
+        tasks = [self._launchable(i, slots) for i, slots in zip(task_ids, slot_mappings, strict=True)]
+        behind = fence or self._transfer.fence()
+        for task, slots in zip(tasks, slot_mappings, strict=True):
+            task.is_launched = True
+            if isinstance(task.job, LoadJob):
+                self.chain.bind(task.job, slots, behind)
+            elif isinstance(task.job, StoreJob):
+                self.chain.launch(task.job, slots, behind)
+        if not as_batch or len(tasks) < 2:
+            return list(task_ids)
+        batch = self._new_task(0, None, [], is_open=True)
+        batch.children = tuple(task_ids)
+        return [batch.task_id]
+
+    def prefetch_async(self, token_ids: Tokens, *, scope: Scope = _NO_SCOPE, label: str = "") -> int:
+        """Bring what lies in lower tiers into host slots, and ask shared tiers for more.
+
+        Returns:
+            A task id, or -1 where there is nothing to do.
+        """
+        if not self.may_share(scope):
+            return NO_TASK
+        chain = self.sequence(token_ids, scope)
+        found = self.chain.lookup(chain)
+        if found.wants_probe:
+            self.chain.probe(chain, found.num_tokens // self.layout.block_tokens)
+        if not any(hit.tier for hit in found.hits):
+            return NO_TASK
+        job = self.chain.prefetch(chain, found, start=0, label=label)
+        if job is None:
+            return NO_TASK
+        task = self._new_task(chain.num_tokens, job, [(0, job.num_tokens)])
+        task.is_launched = True
+        return task.task_id
+
+    def cancel(self, task_ids: Sequence[int]) -> None:
+        """Give tasks up; what they hold comes back now, or when a running copy has ended.
+
+        Ended and unknown tasks are ignored.
+        """
+        for task_id in task_ids:
+            task = self._tasks.get(task_id)
+            if task is None:
+                continue
+            self.cancel(task.children)
+            if task.job is not None and not task.job.is_over:
+                self.chain.cancel(task.job)
+
+    def is_over(self, task_id: int) -> bool:
+        """Whether nothing of the task touches any slot; True for unknown tasks.  Delivers nothing."""
+        task = self._tasks.get(task_id)
+        return task is None or (task.job is None or task.job.is_over)
+
+    def is_staged(self, task_id: int) -> bool:
+        """Whether all blocks of a load lie in host slots, so that only the copy is missing."""
+        task = self._tasks.get(task_id)
+        return (
+            task is not None
+            and isinstance(task.job, LoadJob)
+            and task.job.state in (LoadState.STAGED, LoadState.COPYING, LoadState.DONE)
+        )
+
+    def ticket(self, task_id: int) -> Ticket | None:
+        """The device copy of a task, once it has begun."""
+        task = self._tasks.get(task_id)
+        return task.job.ticket if task is not None and task.job is not None else None
+
+    def poll(self) -> None:
+        """Take in what has ended below.  Cheap when nothing is under way."""
+        if self._chain is not None:
+            self._chain.poll()
+            if self._tasks:
+                self._end_abandoned()
+
+    def try_wait(self, task_ids: Sequence[int]) -> dict[int, KVResponse]:
+        """Those of the tasks that have ended, were never launched, or are unknown."""
+        self.poll()
+        answers = {}
+        for task_id in task_ids:
+            answer = self._answer(task_id)
+            if answer is not None:
+                answers[task_id] = answer
+        return answers
+
+    def wait(self, task_ids: Sequence[int], timeout: float = 20.0) -> dict[int, KVResponse]:
+        """Block until the tasks have ended, at most ``timeout`` seconds.
+
+        Returns:
+            One entry for each id.  ``TIMEOUT`` leaves a task as it is: a later wait may succeed.
+        """
+        end = time.monotonic() + timeout
+        answers: dict[int, KVResponse] = {}
+        while True:
+            left = [i for i in dict.fromkeys(task_ids) if i not in answers]
+            answers.update(self.try_wait(left))
+            left = [i for i in left if i not in answers]
+            if not left:
+                return answers
+            remaining = end - time.monotonic()
+            if remaining <= 0:
+                return answers | {i: KVResponse(KVResponseStatus.TIMEOUT, i) for i in left}
+            self.chain.wait_for_message(min(remaining, 0.001))
+
+    # ---- tasks ---------------------------------------------------------------------------------
+
+    def _new_task(
+        self,
+        num_tokens: int,
+        job: LoadJob | StoreJob | None,
+        ranges: list[tuple[int, int]],
+        *,
+        is_open: bool = False,
+    ) -> _Task:
+        task = _Task(next(self._numbers), num_tokens, job, ranges, self._clock())
+        self._tasks[task.task_id] = task
+        if job is None and not is_open:
+            task.status = KVResponseStatus.SUCCESS
+            self._remember_ended(task.task_id)
+        return task
+
+    def _remember_ended(self, task_id: int) -> None:
+        """Ended tasks that nobody waits for hold nothing but their record; keep so many."""
+        self._ended[task_id] = None
+        if len(self._ended) > _ENDED_KEPT:
+            oldest, _ = self._ended.popitem(last=False)
+            self._tasks.pop(oldest, None)
+
+    def _launchable(self, task_id: int, slots: Any) -> _Task:
+        task = self._tasks.get(task_id)
+        if task is None or task.job is None or task.is_launched:
+            raise ValueError(f"task {task_id} is unknown, empty or launched already")
+        wanted = sum(stop - start for start, stop in task.ranges)
+        if len(slots) != wanted:
+            raise ValueError(f"task {task_id} moves {wanted} tokens, {len(slots)} slots were given")
+        return task
+
+    def _answer(self, task_id: int) -> KVResponse | None:
+        task = self._tasks.get(task_id)
+        if task is None:
+            return KVResponse(KVResponseStatus.NOT_FOUND, task_id)
+        if task.children:
+            return self._batch_answer(task)
+        status = task.status or _status_of(task.job)
+        if status is None:
+            if task.is_launched:
+                return None
+            return KVResponse(KVResponseStatus.UNREADY, task_id)
+        del self._tasks[task_id]
+        self._ended.pop(task_id, None)
+        ranges = task.ranges if status is KVResponseStatus.SUCCESS else []
+        cause = task.cause or (task.job.cause if task.job is not None else "")
+        return KVResponse(status, task_id, _mask(task.num_tokens, ranges), cause)
+
+    def _batch_answer(self, batch: _Task) -> KVResponse | None:
+        if not all(self._has_ended(child) for child in batch.children):
+            return None
+        answers = [self._answer(child) for child in batch.children]
+        del self._tasks[batch.task_id]
+        parts = [answer for answer in answers if answer is not None]
+        worst = next((a for a in parts if a.status is not KVResponseStatus.SUCCESS), None)
+        return KVResponse(
+            worst.status if worst is not None else KVResponseStatus.SUCCESS,
+            batch.task_id,
+            [answer.return_mask for answer in parts],
+            worst.cause if worst is not None else "",
+        )
+
+    def _has_ended(self, task_id: int) -> bool:
+        task = self._tasks.get(task_id)
+        return task is None or task.status is not None or _status_of(task.job) is not None
+
+    def _end_abandoned(self) -> None:
+        """A store that was planned and never launched holds host slots: its lease ends."""
+        oldest = self._clock() - _LEASE_S
+        first = next(iter(self._tasks.values()))
+        if first.created > oldest:
+            return
+        for task in list(self._tasks.values()):
+            if task.created > oldest:
+                return
+            if isinstance(task.job, StoreJob) and not task.is_launched and not task.job.is_over:
+                logger.warning("[FlexKV] task %d was never launched: given up", task.task_id)
+                self.metrics.count("abandoned_tasks")
+                self.chain.cancel(task.job)
+
+
+def _status_of(job: LoadJob | StoreJob | None) -> KVResponseStatus | None:
+    if job is None or not job.is_over:
+        return None
+    if job.state in (LoadState.DONE, StoreState.DONE):
+        return KVResponseStatus.SUCCESS
+    if job.state in (LoadState.CANCELLED, StoreState.CANCELLED):
+        return KVResponseStatus.CANCELLED
+    return KVResponseStatus.TIMEOUT if job.cause == "timeout" else KVResponseStatus.FAILED
+
+
+def _mask(num_tokens: int, ranges: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
+    import numpy as np  # not at import: this package stays light
+
+    mask = np.zeros(num_tokens, dtype=bool)
+    for start, stop in ranges:
+        mask[start:stop] = True
+    return mask
+
+
+def _leading_false(mask: Any, num_tokens: int) -> int:
+    """How many tokens at the front the engine has; the mask must be False, then True."""
+    if mask is None:
+        return 0
+    flags = [bool(flag) for flag in mask]
+    if len(flags) != num_tokens:
+        raise ValueError(f"a mask of {len(flags)} for {num_tokens} tokens")
+    start = flags.index(True) if True in flags else num_tokens
+    if not all(flags[start:]):
+        raise ValueError("the mask of a load must be False for what is there, then True")
+    return start

@@ -1,0 +1,497 @@
+"""Stores: blocks from the device into host slots, and on into the tiers below.
+
+A store holds its device slots from ``begin`` until its copy has ended (the engine keeps them locked
+for as long); the *cascade* into lower tiers goes on from the host slots, so a slow disk never holds
+device memory.  A block is visible in a tier only once it is whole there.
+
+Threads: the chain's thread only; workers seal values and do the I/O.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from . import envelope
+from .buffers import Slot
+from .capacity import Capacity
+from .drivers import Observers
+from .errors import TransferError
+from .executor import Call, Verb
+from .host import HostSlots
+from .index import BlockIndex, Node
+from .keys import BlockChain, BlockKey
+from .layout import BlockLayout
+from .links import Link
+from .metrics import Metrics
+from .models import WritePolicy
+from .plan import StoreBlock, plan_store
+from .receipts import Receipt
+from .tier import BufferState, Outcome, Status
+from .transfer import BlockSpan, CopyJob, Fence, Ticket, Transfer
+
+
+class StoreState(str, Enum):
+    """Where a store stands; the last three are terminal."""
+
+    PLANNED = "planned"
+    COPYING = "copying"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_OVER = frozenset({StoreState.DONE, StoreState.FAILED, StoreState.CANCELLED})
+_numbers = itertools.count(1)
+_BACKLOG_SHARE = 0.5
+"""Share of the host slots that may wait for one lower tier; beyond it a tier is passed over."""
+
+
+@dataclass(eq=False)
+class StoreJob:
+    """One store.
+
+    Attributes:
+        label: The request, for people.
+        blocks: What is copied, in order.
+        state: Where it stands.
+        cause: Why it failed; empty otherwise.
+        ticket: The copy from the device, once there is one.
+        number: Unique in the process.
+    """
+
+    label: str
+    blocks: list[StoreBlock]
+    slots: list[Slot]
+    begun: float
+    state: StoreState = StoreState.PLANNED
+    cause: str = ""
+    ticket: Ticket | None = None
+    is_cancelled: bool = False
+    number: int = field(default_factory=_numbers.__next__)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are copied."""
+        return sum(block.num_tokens for block in self.blocks)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the device slots are free of it."""
+        return self.state in _OVER
+
+
+@dataclass(frozen=True)
+class _Passing:
+    """A block that lies whole in a host slot, on its way down."""
+
+    key: BlockKey
+    parent: bytes
+    tokens: bytes
+    num_tokens: int
+    slot: Slot
+    is_pinned: bool
+
+
+@dataclass(eq=False)
+class _Cascade:
+    """What a store call's end is looked up by."""
+
+    link: Link
+    blocks: list[_Passing]
+    num_bytes: int
+    is_second_try: bool = False
+
+
+class Stores:
+    """All stores of a chain."""
+
+    def __init__(
+        self,
+        *,
+        layout: BlockLayout,
+        links: Sequence[Link],
+        index: BlockIndex,
+        host: HostSlots,
+        capacity: Capacity,
+        transfer: Transfer,
+        metrics: Metrics,
+        observers: Observers,
+        max_tokens: int,
+        on_end: Callable[[Receipt], None],
+    ) -> None:
+        self._layout = layout
+        self._links = links
+        self._index = index
+        self._host = host
+        self._capacity = capacity
+        self._transfer = transfer
+        self._metrics = metrics
+        self._observers = observers
+        self._max_tokens = max_tokens
+        self._on_end = on_end
+        self._host_link = links[0] if host.direct is not None else None
+        self._active: dict[int, StoreJob] = {}
+        self._tokens_under_way = 0
+        self._backlog_limit = int(host.region.num_bytes * _BACKLOG_SHARE)
+        capacity.write_back = self._write_back
+
+    @property
+    def num_active(self) -> int:
+        """Stores whose copy is not over."""
+        return len(self._active)
+
+    @property
+    def tokens_under_way(self) -> int:
+        """Tokens in stores that hold device slots."""
+        return self._tokens_under_way
+
+    @property
+    def keeps_tails(self) -> bool:
+        """Whether any tier keeps partly filled blocks."""
+        return any(link.keeps_tails and link.config.write is not WritePolicy.NEVER for link in self._links)
+
+    def begin(
+        self, chain: BlockChain, num_tokens: int, *, page_tokens: int, label: str, now: float
+    ) -> StoreJob | None:
+        """Plan a store of the first ``num_tokens`` tokens and take host slots for what is missing.
+
+        Returns:
+            The store, of the longest part that fits; None where there is nothing to do or no room.
+        """
+        if not any(link.takes_stores for link in self._links):
+            return None
+        blocks = plan_store(
+            chain, num_tokens, self._is_there, page_tokens=page_tokens, with_tail=self.keeps_tails
+        )
+        blocks = self._within_limit(blocks)
+        if not blocks:
+            return None
+        slots = self._reserve(blocks)
+        if len(slots) < len(blocks):
+            self._metrics.count("store_dropped_blocks", len(blocks) - len(slots), cause="no_host_slots")
+            blocks = blocks[: len(slots)]
+        if not blocks:
+            return None
+        for slot in slots:
+            envelope.blank(slot.view)
+        if self._host_link is not None:
+            for block in blocks:
+                self._index.add(
+                    self._host_link.number,
+                    block.key,
+                    block.parent,
+                    block.tokens,
+                    num_bytes=self._layout.value_bytes(block.num_tokens),
+                    now=now,
+                )
+        job = StoreJob(label, blocks, slots, begun=now)
+        self._active[job.number] = job
+        self._tokens_under_way += job.num_tokens
+        return job
+
+    def launch(self, job: StoreJob, device_slots: Any, fence: Fence, now: float) -> None:
+        """Copy: ``device_slots`` holds one slot for each token of ``job.blocks``, in order."""
+        spans = [
+            BlockSpan(slot, block.num_tokens, 0, block.num_tokens)
+            for slot, block in zip(job.slots, job.blocks, strict=True)
+        ]
+        try:
+            job.ticket = self._transfer.store(CopyJob(job.number, spans, device_slots, fence))
+        except TransferError as exc:
+            job.cause = f"transfer: {exc}"
+            self._drop(job, StoreState.FAILED, now)
+            return
+        job.state = StoreState.COPYING
+
+    def cancel(self, job: StoreJob, now: float) -> None:
+        """Give a store up; a copy that runs is waited for (``is_over``), then thrown away."""
+        if job.state is StoreState.PLANNED:
+            job.cause = "cancelled"
+            self._drop(job, StoreState.CANCELLED, now)
+        elif job.state is StoreState.COPYING:
+            job.is_cancelled = True
+
+    def advance(self, now: float) -> None:
+        """End the stores whose copy has ended."""
+        for job in list(self._active.values()):
+            ticket = job.ticket
+            if job.state is not StoreState.COPYING or ticket is None or not ticket.is_over:
+                continue
+            if ticket.error is not None:
+                job.cause = f"transfer: {ticket.error}"
+                self._drop(job, StoreState.FAILED, now)
+            elif job.is_cancelled:
+                job.cause = "cancelled"
+                self._drop(job, StoreState.CANCELLED, now)
+            else:
+                self._arrived(job, now)
+
+    # ---- into the first tier -------------------------------------------------------------------
+
+    def _is_there(self, key: BlockKey) -> bool:
+        host = self._host_link
+        if host is not None and host.config.write is not WritePolicy.NEVER:
+            return self._index.place(host.number, key) is not None
+        return all(self._has(link, key) for link in self._links if link.takes_stores)
+
+    def _has(self, link: Link, key: BlockKey) -> bool:
+        if link.is_indexed:
+            return self._index.place(link.number, key) is not None
+        return bool(link.known.get(key, self._now))
+
+    _now = 0.0
+
+    def tick(self, now: float) -> None:
+        """Remember the time, by which answers of shared tiers age."""
+        self._now = now
+
+    def _within_limit(self, blocks: list[StoreBlock]) -> list[StoreBlock]:
+        room = self._max_tokens - self._tokens_under_way
+        kept = 0
+        for kept, block in enumerate(blocks):
+            room -= block.num_tokens
+            if room < 0:
+                self._metrics.count("store_dropped_blocks", len(blocks) - kept, cause="too_many_under_way")
+                return blocks[:kept]
+        return blocks
+
+    def _reserve(self, blocks: list[StoreBlock]) -> list[Slot]:
+        """Host slots; the sequence's own beginning is pinned while others make room."""
+        host = self._host_link
+        before = None
+        if host is not None and self._index.place(host.number, blocks[0].parent) is not None:
+            before = blocks[0].parent
+            self._index.pin(host.number, before)
+        try:
+            return self._capacity.take_host_slots(host, len(blocks))
+        finally:
+            if before is not None and host is not None:
+                self._index.unpin(host.number, before)
+
+    def _arrived(self, job: StoreJob, now: float) -> None:
+        host = self._host_link
+        passing = []
+        for block, slot in zip(job.blocks, job.slots, strict=True):
+            if host is not None:
+                self._host.publish(block.key, slot, self._layout.value_bytes(block.num_tokens))
+                self._index.publish(host.number, block.key)
+            passing.append(
+                _Passing(block.key, block.parent, block.tokens, block.num_tokens, slot, host is not None)
+            )
+        self._end(job, StoreState.DONE, now)
+        if host is not None:
+            keys = [block.key for block in job.blocks]
+            num_bytes = job.num_tokens * self._layout.token_bytes
+            self._metrics.count("tier_bytes", num_bytes, tier=host.name, operation="store")
+            self._observers.stored(host.name, keys, num_bytes)
+        self._pass_down(passing, now)
+        if host is None:
+            for below in passing:
+                self._host.drop(below.slot)
+        else:
+            self._drop_superseded(host, job.blocks)
+
+    def _drop_superseded(self, host: Link, blocks: Sequence[StoreBlock]) -> None:
+        """A longer block repeats what partly filled siblings hold: they only take room."""
+        for block in blocks:
+            for key in self._index.superseded(host.number, block.key):
+                self._index.remove(host.number, key)
+                if host.direct is not None:
+                    host.direct.evict([key])
+
+    def _drop(self, job: StoreJob, state: StoreState, now: float) -> None:
+        host = self._host_link
+        for block, slot in zip(job.blocks, job.slots, strict=True):
+            if host is not None:
+                self._index.remove(host.number, block.key)
+            self._host.drop(slot)
+        if state is StoreState.FAILED:
+            self._metrics.count("store_failures", tier="device", cause="transfer")
+        self._end(job, state, now)
+
+    def _end(self, job: StoreJob, state: StoreState, now: float) -> None:
+        job.state = state
+        job.slots = []
+        del self._active[job.number]
+        self._tokens_under_way -= job.num_tokens
+        is_ok = state is StoreState.DONE
+        self._on_end(
+            Receipt(
+                kind="store",
+                label=job.label,
+                status="ok" if is_ok else state.value,
+                num_tokens=job.num_tokens if is_ok else 0,
+                num_blocks=len(job.blocks) if is_ok else 0,
+                num_bytes=job.num_tokens * self._layout.token_bytes if is_ok else 0,
+                copy_s=job.ticket.seconds if job.ticket is not None else 0.0,
+                total_s=now - job.begun,
+                cause=job.cause,
+            )
+        )
+
+    # ---- into the tiers below ------------------------------------------------------------------
+
+    def cascade_promoted(self, keys: Sequence[BlockKey], source: int) -> None:
+        """Blocks came up from tier ``source`` into the first one: the tiers between get them too."""
+        host = self._host_link
+        if host is None or host.direct is None:
+            return
+        passing = []
+        for key in keys:
+            node, slot = self._index.node(key), host.direct.borrow(key)
+            if node is not None and slot is not None:
+                passing.append(_Passing(key, node.parent, node.tokens, node.num_tokens, slot, is_pinned=True))
+        self._pass_down(passing, self._now, last=source)
+
+    def _pass_down(self, passing: Sequence[_Passing], now: float, last: int | None = None) -> None:
+        for link in self._links[:last]:
+            if link is self._host_link or not link.takes_stores:
+                continue
+            wanted = [
+                block
+                for block in passing
+                if not self._has(link, block.key)
+                and (link.keeps_tails or block.num_tokens == self._layout.block_tokens)
+            ]
+            if wanted:
+                self._store_into(link, wanted, now)
+
+    def _store_into(
+        self, link: Link, blocks: list[_Passing], now: float, *, is_second_try: bool = False
+    ) -> None:
+        fits = max(0, self._backlog_limit - link.backlog_bytes) // self._layout.slot_bytes
+        if link.capacity_blocks is not None:
+            fits = min(fits, link.capacity_blocks)
+        if len(blocks) > fits:
+            self._metrics.count("store_dropped_blocks", len(blocks) - fits, cause="backlog", tier=link.name)
+            blocks = blocks[:fits]
+        if not blocks:
+            return
+        evicted = self._capacity.make_room(link, len(blocks))
+        for block in blocks:
+            self._hold(block)
+            if link.is_indexed:
+                self._index.add(
+                    link.number,
+                    block.key,
+                    block.parent,
+                    block.tokens,
+                    num_bytes=self._layout.value_bytes(block.num_tokens),
+                    now=now,
+                )
+        for batch in link.batches(len(blocks), link.workers.store_threads):
+            self._submit(link, [blocks[i] for i in batch], evicted, now, is_second_try=is_second_try)
+            evicted = []
+
+    def _submit(
+        self, link: Link, blocks: list[_Passing], evicted: list[BlockKey], now: float, *, is_second_try: bool
+    ) -> None:
+        num_bytes = len(blocks) * self._layout.slot_bytes
+        link.backlog_bytes += num_bytes
+        layout = self._layout
+
+        def seal() -> None:
+            for block in blocks:
+                envelope.seal_as(block.slot.view, layout, block.key, block.parent, block.tokens)
+
+        link.workers.submit(
+            Call(
+                Verb.STORE,
+                [block.key for block in blocks],
+                [block.slot.view for block in blocks],
+                evict_first=evicted,
+                before=seal,
+                deadline=now + link.config.store_deadline_s,
+                owner=_Cascade(link, blocks, num_bytes, is_second_try),
+            )
+        )
+
+    def stored(self, cascade: _Cascade, outcomes: Sequence[Outcome], now: float) -> None:
+        """A store call has ended."""
+        link = cascade.link
+        link.backlog_bytes -= cascade.num_bytes
+        is_adrift = bool(outcomes) and outcomes[0].buffer is BufferState.UNCERTAIN
+        if is_adrift:
+            link.wrapped.breaker.report(outcomes[0].status, outcomes[0].reason)
+        good: list[BlockKey] = []
+        again: list[_Passing] = []
+        for block, outcome in zip(cascade.blocks, outcomes, strict=True):
+            if outcome.is_ok:
+                good.append(block.key)
+                if link.is_indexed:
+                    self._index.publish(link.number, block.key)
+                else:
+                    link.known.note(block.key, now, is_there=True)
+                self._release(block)
+                continue
+            if link.is_indexed:
+                self._index.remove(link.number, block.key)
+            if outcome.status is Status.NO_SPACE and not cascade.is_second_try:
+                again.append(block)
+                continue
+            self._metrics.count("store_failures", tier=link.name, cause=outcome.status.value)
+            if not is_adrift:
+                self._release(block)
+        if good:
+            self._observers.stored(link.name, good, len(good) * self._layout.slot_bytes)
+        if again:
+            self._second_try(link, again, now)
+
+    def _second_try(self, link: Link, blocks: list[_Passing], now: float) -> None:
+        """The tier had less room than it said: make some, and try once more."""
+        gone = self._capacity.evict(link, 2 * len(blocks)) if link.is_indexed else []
+        if gone:
+            link.workers.submit(Call(Verb.EVICT, gone, deadline=now + link.config.store_deadline_s))
+            self._store_into(link, blocks, now, is_second_try=True)
+        else:
+            self._metrics.count("store_failures", len(blocks), tier=link.name, cause=Status.NO_SPACE.value)
+        for block in blocks:
+            self._release(block)
+
+    def returned(self, cascade: _Cascade, now: float) -> None:
+        """The worker of a store call that was given up has come back: its slots are free."""
+        link = cascade.link
+        for block in cascade.blocks:
+            self._release(block)
+        # Whether the values appeared there in the end is not known: what the index does not know of
+        # must not take room.
+        stray = [block.key for block in cascade.blocks if not self._has(link, block.key)]
+        if stray and link.is_indexed:
+            link.workers.submit(Call(Verb.EVICT, stray, deadline=now + link.config.store_deadline_s))
+
+    def _hold(self, block: _Passing) -> None:
+        if block.is_pinned and self._host_link is not None:
+            self._index.pin(self._host_link.number, block.key)
+        else:
+            self._host.use(block.slot)
+
+    def _release(self, block: _Passing) -> None:
+        if block.is_pinned and self._host_link is not None:
+            self._index.unpin(self._host_link.number, block.key)
+        else:
+            self._host.drop(block.slot)
+
+    def _write_back(self, node: Node, slot: Slot) -> bool:
+        """A block leaves the first tier: tiers with ``write: back`` get it now."""
+        block = _Passing(node.key, node.parent, node.tokens, node.num_tokens, slot, is_pinned=False)
+        taken = False
+        for link in self._links:
+            if (
+                link.config.write is WritePolicy.BACK
+                and link.is_up
+                and not self._has(link, node.key)
+                and (link.keeps_tails or node.num_tokens == self._layout.block_tokens)
+            ):
+                self._store_into(link, [block], self._now)
+                taken = True
+        if taken:
+            self._host.drop(slot)
+        return taken
+
+
+Cascade = _Cascade
+"""For the chain, which finds a finished call's owner by its type."""

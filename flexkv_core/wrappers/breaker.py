@@ -1,0 +1,114 @@
+"""A tier that is down answers at once, is probed, and comes back by itself.
+
+Threads: any; ``_lock`` covers the state, and no call is made while it is held.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ..keys import BlockKey
+from ..tier import BufferState, Outcome, Status, Tier, failed
+from .base import WrappedTier
+
+DOWN = frozenset({Status.UNAVAILABLE, Status.TIMEOUT, Status.DENIED})
+"""Statuses that say something about the tier, not about a block."""
+
+StateChanged = Callable[[str, str], None]
+"""Called with the new state (``up``, ``down``, ``probing``) and the reason."""
+
+
+class BreakerTier(WrappedTier):
+    """Counts failures in a row; at the limit the tier is down until a probe succeeds."""
+
+    def __init__(
+        self,
+        inner: Tier,
+        *,
+        failures: int,
+        reset_s: float,
+        on_change: StateChanged = lambda _state, _reason: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """A breaker that opens after ``failures`` failed calls and probes every ``reset_s`` seconds."""
+        super().__init__(inner)
+        self._limit = failures
+        self._reset_s = reset_s
+        self._on_change = on_change
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._down_since: float | None = None
+        self._is_probing = False
+        self._reason = ""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether calls are let through, apart from probes."""
+        return self._down_since is None
+
+    @property
+    def wants_probe(self) -> bool:
+        """Whether the next call would be let through as a probe."""
+        down = self._down_since
+        return down is not None and not self._is_probing and self._clock() - down >= self._reset_s
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        return self._guarded(len(keys), lambda: self.inner.lookup(keys))
+
+    def load(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> list[Outcome]:
+        return self._guarded(len(keys), lambda: self.inner.load(keys, into))
+
+    def store(self, keys: Sequence[BlockKey], values: Sequence[memoryview]) -> list[Outcome]:
+        return self._guarded(len(keys), lambda: self.inner.store(keys, values))
+
+    def evict(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        return self._guarded(len(keys), lambda: self.inner.evict(keys))
+
+    def report(self, status: Status, reason: str) -> None:
+        """Count a call that was given up from outside (a deadline) as what it was."""
+        if self._limit and status in DOWN:
+            self._note(is_down=True, reason=reason)
+
+    def _guarded(self, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
+        if self._limit and not self._may_pass():
+            reason = f"the tier is down: {self._reason}"
+            return [failed(Status.UNAVAILABLE, reason, BufferState.UNTOUCHED)] * count
+        outcomes = run()
+        if self._limit and outcomes:
+            bad = next((outcome for outcome in outcomes if outcome.status in DOWN), None)
+            is_down = bad is not None and all(o.status in DOWN for o in outcomes)
+            self._note(is_down=is_down, reason=bad.reason if bad is not None else "")
+        return outcomes
+
+    def _may_pass(self) -> bool:
+        with self._lock:
+            if self._down_since is None:
+                return True
+            if self._is_probing or self._clock() - self._down_since < self._reset_s:
+                return False
+            self._is_probing = True
+        self._on_change("probing", self._reason)
+        return True
+
+    def _note(self, *, is_down: bool, reason: str) -> None:
+        change: tuple[str, str] | None = None
+        with self._lock:
+            was_down = self._down_since is not None
+            self._is_probing = False
+            if not is_down:
+                self._failures = 0
+                self._down_since = None
+                if was_down:
+                    change = ("up", "")
+            else:
+                self._failures += 1
+                self._reason = reason
+                if was_down or self._failures >= self._limit:
+                    self._down_since = self._clock()
+                    if not was_down:
+                        change = ("down", reason)
+        if change is not None:
+            self._on_change(*change)

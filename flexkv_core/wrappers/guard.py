@@ -1,0 +1,99 @@
+"""Whatever a driver raises or returns becomes one outcome per key.
+
+The only place where a driver's exceptions are caught.  A ``TierError`` has its status from its
+class; anything else is a bug of the driver: logged with its trace, once in a while, and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from ..errors import (
+    CorruptBlockError,
+    TierAccessError,
+    TierClosedError,
+    TierError,
+    TierFullError,
+    TierTimeoutError,
+    TierUnavailableError,
+    UnsupportedOperationError,
+)
+from ..keys import BlockKey
+from ..metrics import Metrics
+from ..tier import BufferState, Outcome, Status, Tier, failed
+from .base import WrappedTier
+
+logger = logging.getLogger(__name__)
+
+_STATUS_OF: Sequence[tuple[type[TierError], Status]] = (
+    (TierTimeoutError, Status.TIMEOUT),
+    (TierUnavailableError, Status.UNAVAILABLE),
+    (TierFullError, Status.NO_SPACE),
+    (TierAccessError, Status.DENIED),
+    (TierClosedError, Status.CANCELLED),
+    (CorruptBlockError, Status.CORRUPT),
+    (UnsupportedOperationError, Status.UNSUPPORTED),
+)
+_LOG_EVERY_S = 10.0
+
+
+class GuardedTier(WrappedTier):
+    """A tier that never raises from a data method and always returns as many outcomes as keys."""
+
+    def __init__(self, inner: Tier, name: str, metrics: Metrics) -> None:
+        super().__init__(inner)
+        self._name = name
+        self._metrics = metrics
+        self._last_log = -_LOG_EVERY_S
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        return self._call("lookup", len(keys), lambda: self.inner.lookup(keys))
+
+    def load(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> list[Outcome]:
+        return self._call("load", len(keys), lambda: self.inner.load(keys, into))
+
+    def store(self, keys: Sequence[BlockKey], values: Sequence[memoryview]) -> list[Outcome]:
+        return self._call("store", len(keys), lambda: self.inner.store(keys, values))
+
+    def evict(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        return self._call("evict", len(keys), lambda: self.inner.evict(keys))
+
+    def _call(self, operation: str, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
+        try:
+            outcomes = run()
+        except TierError as exc:
+            status = next((s for kind, s in _STATUS_OF if isinstance(exc, kind)), Status.INVALID)
+            self._log(operation, count, status, str(exc), trace=False)
+            return [failed(status, str(exc))] * count
+        except Exception as exc:  # noqa: BLE001 - a foreign driver may raise anything; it must not reach the engine
+            reason = f"{type(exc).__name__}: {exc}"
+            self._metrics.count("driver_bugs", tier=self._name, operation=operation)
+            self._log(operation, count, Status.UNAVAILABLE, reason, trace=True)
+            return [failed(Status.UNAVAILABLE, reason, BufferState.UNTOUCHED)] * count
+        if (
+            isinstance(outcomes, list)
+            and len(outcomes) == count
+            and all(isinstance(outcome, Outcome) for outcome in outcomes)
+        ):
+            return outcomes
+        self._metrics.count("driver_bugs", tier=self._name, operation=operation)
+        reason = f"the driver returned nonsense: {type(outcomes).__name__} for {count} keys"
+        self._log(operation, count, Status.INVALID, reason, trace=False)
+        return [failed(Status.INVALID, reason)] * count
+
+    def _log(self, operation: str, count: int, status: Status, reason: str, *, trace: bool) -> None:
+        now = time.monotonic()
+        if now - self._last_log < _LOG_EVERY_S:
+            return
+        self._last_log = now
+        logger.warning(
+            "[FlexKV] tier %s: %s of %d blocks failed (%s): %s",
+            self._name,
+            operation,
+            count,
+            status.value,
+            reason,
+            exc_info=trace,
+        )

@@ -1,0 +1,58 @@
+"""Tries again what may succeed on another try, never beyond the call's deadline."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+from ..keys import BlockKey
+from ..tier import BufferState, Outcome, Status, Tier
+from .base import WrappedTier
+from .deadline import remaining_s
+
+RETRYABLE = frozenset({Status.UNAVAILABLE, Status.TIMEOUT})
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 1.0
+
+
+class RetriedTier(WrappedTier):
+    """Asks again for the keys whose outcome was retryable, after a growing, jittered pause."""
+
+    def __init__(self, inner: Tier, retries: int, sleep: Callable[[float], None] = time.sleep) -> None:
+        super().__init__(inner)
+        self._retries = retries
+        self._sleep = sleep
+
+    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
+        return self._again(keys, (), lambda k, _: self.inner.lookup(k))
+
+    def load(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> list[Outcome]:
+        return self._again(keys, into, self.inner.load)
+
+    def store(self, keys: Sequence[BlockKey], values: Sequence[memoryview]) -> list[Outcome]:
+        return self._again(keys, values, self.inner.store)
+
+    def _again(
+        self,
+        keys: Sequence[BlockKey],
+        views: Sequence[memoryview],
+        call: Callable[[Sequence[BlockKey], Sequence[memoryview]], list[Outcome]],
+    ) -> list[Outcome]:
+        outcomes = call(keys, views)
+        pause = _FIRST_PAUSE_S
+        for _ in range(self._retries):
+            again = [
+                i
+                for i, outcome in enumerate(outcomes)
+                if outcome.status in RETRYABLE and outcome.buffer is not BufferState.UNCERTAIN
+            ]
+            wait = pause * (0.5 + random.random())  # noqa: S311 - jitter, not a secret
+            if not again or remaining_s() <= wait:
+                break
+            self._sleep(wait)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            retried = call([keys[i] for i in again], [views[i] for i in again] if views else ())
+            for i, outcome in zip(again, retried, strict=True):
+                outcomes[i] = outcome
+        return outcomes
