@@ -133,7 +133,8 @@ class Folder:
         return sorted(found, key=lambda one: one.used_at)
 
     def touch(self) -> None:
-        """Write to the medium what costs nothing; raises OSError where that fails."""
+        """Find the folder and write what costs nothing; raises OSError where that fails."""
+        os.stat(self.path / "lock")
         _sign(self._lock_fd)
 
     def close(self) -> None:

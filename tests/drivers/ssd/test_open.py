@@ -1,0 +1,183 @@
+"""Opening: one owner, clear refusals, fall-backs, and options as people write them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from flexkv_core import Status, TierAccessError, TierError, TierUnavailableError
+from flexkv_core.drivers import find_driver
+from flexkv_core.testing import make_values
+from flexkv_driver_ssd.config import SsdConfig
+from tests.support.ssd_disk import LAYOUT, load, served, store, tier_at
+
+from .conftest import Mount
+
+
+def test_second_owner_is_refused_and_named(tmp_path: Path) -> None:
+    with tier_at(tmp_path) as tier:
+        with pytest.raises(TierAccessError, match=f"in use by process {os.getpid()}") as caught:
+            tier_at(tmp_path)
+        assert str(tmp_path) in str(caught.value)
+        assert not caught.value.retryable
+        link = tmp_path / "link"
+        link.symlink_to(tmp_path)
+        with pytest.raises(TierAccessError, match="in use"):
+            tier_at([tmp_path / "other", link])
+        store(tier, *make_values(LAYOUT, 1))
+    tier_at(tmp_path).close()
+
+
+def open_when_told(root: str) -> None:
+    """In a child: open, say how it went, hold until told."""
+    sys.stdin.readline()
+    try:
+        with tier_at(root) as tier:
+            assert store(tier, *make_values(LAYOUT, 1))[0].is_ok
+            print("open", flush=True)
+            sys.stdin.readline()
+    except TierAccessError as exc:
+        print("in use" if "in use by process" in str(exc) else f"{exc}", flush=True)
+
+
+def test_sixteen_processes_make_one_new_path(tmp_path: Path) -> None:
+    root = tmp_path / "a new" / "path"
+    code = f"from tests.drivers.ssd.test_open import open_when_told as o; o({str(root)!r})"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(16)
+    ]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    told = [child.stdout.readline().strip() for child in children if child.stdout is not None]
+    for child in children:
+        child.communicate("end\n", timeout=60)
+    assert sorted(told) == ["in use"] * 15 + ["open"]
+    tier_at(root).close()
+
+
+@pytest.mark.parametrize("where", ["the path", "a parent"])
+def test_file_in_the_way(tmp_path: Path, where: str) -> None:
+    (tmp_path / "file").write_text("x")
+    path = tmp_path / "file" if where == "the path" else tmp_path / "file" / "kv"
+    with pytest.raises(TierAccessError, match="in the way") as caught:
+        tier_at(path)
+    assert str(tmp_path / "file") in str(caught.value)
+
+
+def test_second_directory_is_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(TierAccessError, match="in the way"):
+        tier_at([tmp_path / "good", tmp_path / "file"])
+    tier_at(tmp_path / "good").close()
+
+
+def test_read_only_file_system(mount: Mount) -> None:
+    root = mount("tmpfs", "size=1m,ro")
+    with pytest.raises(TierAccessError, match=r"cannot be written.*Read-only"):
+        tier_at(root)
+
+
+def test_direct_io_refused(mount: Mount, caplog: pytest.LogCaptureFixture) -> None:
+    roots = [mount("ramfs"), mount("ramfs")]
+    values = make_values(LAYOUT, 9)
+    with caplog.at_level(logging.WARNING), tier_at(roots) as tier:
+        assert [r.levelname for r in caplog.records] == ["WARNING"], "one line, not one a directory"
+        assert "no direct I/O" in caplog.text
+        assert all(o.is_ok for o in store(tier, *values))
+        assert all(served(tier, value) for value in values)
+        assert tier.capabilities.alignment_bytes == 4096
+    with pytest.raises(TierAccessError, match="direct_io: auto"):
+        tier_at(roots, direct_io="on")
+    with tier_at(roots) as tier:
+        assert all(served(tier, value) for value in values)
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_written_direct_read_buffered_and_back(tmp_path: Path, mode: str) -> None:
+    values = make_values(LAYOUT, 5)
+    with tier_at(tmp_path, direct_io=mode) as tier:
+        assert all(o.is_ok for o in store(tier, *values))
+    with tier_at(tmp_path, direct_io="off" if mode == "auto" else "auto") as tier:
+        assert all(served(tier, value) for value in values)
+
+
+def test_too_few_descriptors(tmp_path: Path) -> None:
+    value, *more = make_values(LAYOUT, 4)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with tier_at(tmp_path, slab=1) as tier:
+        store(tier, value)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+        try:
+            outcomes = store(tier, *more)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert {o.status for o in outcomes} == {Status.UNAVAILABLE}
+        assert served(tier, value)
+        assert all(o.is_ok for o in store(tier, *more))
+
+
+def test_removed_directory_under_an_open_tier(tmp_path: Path) -> None:
+    value, more = make_values(LAYOUT, 2)
+    with tier_at(tmp_path / "kv", slab=1) as tier:
+        store(tier, value)
+        shutil.rmtree(tmp_path / "kv")
+        assert served(tier, value)
+        (outcome,) = store(tier, more)
+        assert outcome.status is Status.UNAVAILABLE
+        assert load(tier, more)[0].status is Status.MISS
+        with pytest.raises(TierUnavailableError):
+            tier.check_health()
+
+
+def test_healthy_tier_says_so(tmp_path: Path) -> None:
+    with tier_at([tmp_path / "a", tmp_path / "b"]) as tier:
+        tier.check_health()
+        store(tier, *make_values(LAYOUT, 3))
+        tier.check_health()
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("/a", ["/a"]),
+        (" /a ; /b b;", ["/a", "/b b"]),
+        (["/a", "/b"], ["/a", "/b"]),
+        (Path("/a"), ["/a"]),
+        ("~/kv", [str(Path.home() / "kv")]),
+    ],
+)
+def test_paths_as_people_write_them(written: object, read: list[str]) -> None:
+    config = SsdConfig.model_validate({"path": written, "capacity": "2GiB"})
+    assert [str(path) for path in config.path] == read
+    assert config.capacity == 2 << 30
+
+
+@pytest.mark.parametrize("path", ["", " ; ", [], "/a;/a", 7, [3], None])
+def test_paths_that_are_none(path: object) -> None:
+    with pytest.raises(ValidationError, match="path"):
+        SsdConfig.model_validate({"path": path, "capacity": 1})
+
+
+@pytest.mark.parametrize("option", [{"capcity": 1}, {"slab": 0}, {"direct_io": "yes"}, {"min_free": -1}])
+def test_options_that_are_wrong(option: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(option))):
+        SsdConfig.model_validate({"path": "/a", "capacity": 1, **option})
+
+
+def test_the_driver_is_found_by_name() -> None:
+    spec, _ = find_driver("ssd")
+    assert (spec.name, spec.config) == ("ssd", SsdConfig)
+    assert issubclass(TierUnavailableError, TierError)
