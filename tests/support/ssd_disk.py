@@ -105,3 +105,26 @@ def poke(spot: Spot, data: bytes, at: int = 0) -> None:
 def disk_bytes(root: Path) -> int:
     """Disk space of all files under ``root``."""
     return sum(path.stat().st_blocks * 512 for path in root.rglob("*") if path.is_file())
+
+
+def replace(spot: Spot, data: bytes) -> None:
+    """Put other bytes in the value's place, cut to the slot; a shorter value is entered as such."""
+    slot_bytes = _geometry(spot.path)[1]
+    poke(spot, data[:slot_bytes].ljust(spot.record.num_bytes, b"\0"))
+    if len(data) < spot.record.num_bytes:
+        _enter(spot, Record(spot.record.key, len(data), spot.record.sequence, spot.record.used_at))
+
+
+def remove(spot: Spot) -> None:
+    """Wipe the value and its record."""
+    poke(spot, bytes(spot.record.num_bytes))
+    _enter(spot, None)
+
+
+def _enter(spot: Spot, record: Record | None) -> None:
+    fingerprint, slot_bytes = _geometry(spot.path)
+    with slab_at(spot.path, slot_bytes, fingerprint) as slab:
+        if record is None:
+            slab.clear(spot.slot)
+        else:
+            slab.publish(spot.slot, record)
