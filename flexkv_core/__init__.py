@@ -29,7 +29,7 @@ from .errors import (
 )
 from .keys import BlockChain, BlockKey, Namespace, encode_tokens
 from .layout import BlockLayout, PartLayout, Plane, kv_layout
-from .models import ChainConfig, Model, TierConfig
+from .models import ChainConfig, Model, Needs, TierConfig
 from .sync import LocalSync, Sync
 from .tier import (
     DONE,
@@ -81,6 +81,7 @@ __all__ = [
     "LocalSync",
     "Model",
     "Namespace",
+    "Needs",
     "Outcome",
     "PartLayout",
     "PassedFence",

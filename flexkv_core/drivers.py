@@ -48,7 +48,8 @@ class DriverSpec:
     Attributes:
         name: The name that chains write; equal to the entry point's.
         api: ``DRIVER_API`` that the driver was written for.
-        config: pydantic model of the driver's options.
+        config: pydantic model of the driver's options; its method ``needs``, if it has one, tells
+            ``flexkv doctor`` what a tier will take (see ``models.Needs``).
         open: ``module:function``; called as ``function(options, context)`` and returns a ``Tier``.
             Named, not given, so that the driver's library is imported only when a tier is opened.
     """
@@ -133,7 +134,7 @@ def find_driver(name: str) -> tuple[DriverSpec, InstalledDriver]:
     offers = installed.get(name, [])
     if not offers:
         close = difflib.get_close_matches(name, installed, n=1)
-        hint = f", did you mean {close[0]}?" if close else ""
+        hint = f", did you mean {close[0]}?" if close else "."
         names = ", ".join(installed) or "none"
         raise DriverNotFoundError(
             f"no driver named {name!r} is installed{hint} Installed: {names}", driver=name

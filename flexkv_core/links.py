@@ -88,6 +88,8 @@ class Link:
         speed: Measured load speed.
         known: What a shared tier said of keys.
         backlog_bytes: Bytes in stores that are under way.
+        waiting: Blocks that lie in the first tier and are to be stored here once the backlog shrinks;
+            not pinned, so that a slow tier never fills the host pool.
     """
 
     number: int
@@ -101,6 +103,7 @@ class Link:
     speed: SpeedEstimate = field(default_factory=SpeedEstimate)
     known: KnownKeys = field(default_factory=KnownKeys)
     backlog_bytes: int = 0
+    waiting: OrderedDict[BlockKey, None] = field(default_factory=OrderedDict)
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ They are frozen and forbid unknown fields.  Reading files, the environment and f
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -41,6 +42,25 @@ class Model(BaseModel):
             if kinds & {int, float} and bool not in kinds:
                 raise ValueError("must be a number, not true or false")
         return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a tier will take of this machine, as its options say: for ``flexkv doctor``.
+
+    A driver's options model may have a method ``needs() -> Needs``; without one nothing is checked.
+
+    Attributes:
+        host_bytes: Host memory of each engine process.
+        huge_pages: Whether that memory is of reserved huge pages.
+        directories: Directories that it writes to, each with an equal share of ``disk_bytes``.
+        disk_bytes: Disk space in all.
+    """
+
+    host_bytes: int = 0
+    huge_pages: bool = False
+    directories: tuple[str, ...] = ()
+    disk_bytes: int = 0
 
 
 class WritePolicy(str, Enum):

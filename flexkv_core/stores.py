@@ -141,8 +141,8 @@ class Stores:
 
     @property
     def num_active(self) -> int:
-        """Stores whose copy is not over."""
-        return len(self._active)
+        """Stores whose copy is not over, and blocks that wait for a lower tier."""
+        return len(self._active) + sum(len(link.waiting) for link in self._links)
 
     @property
     def tokens_under_way(self) -> int:
@@ -337,15 +337,7 @@ class Stores:
 
     def cascade_promoted(self, keys: Sequence[BlockKey], source: int) -> None:
         """Blocks came up from tier ``source`` into the first one: the tiers between get them too."""
-        host = self._host_link
-        if host is None or host.direct is None:
-            return
-        passing = []
-        for key in keys:
-            node, slot = self._index.node(key), host.direct.borrow(key)
-            if node is not None and slot is not None:
-                passing.append(_Passing(key, node.parent, node.tokens, node.num_tokens, slot, is_pinned=True))
-        self._pass_down(passing, self._now, last=source)
+        self._pass_down(self._passing_of(keys), self._now, last=source)
 
     def _pass_down(self, passing: Sequence[_Passing], now: float, last: int | None = None) -> None:
         for link in self._links[:last]:
@@ -363,11 +355,13 @@ class Stores:
     def _store_into(
         self, link: Link, blocks: list[_Passing], now: float, *, is_second_try: bool = False
     ) -> None:
-        fits = max(0, self._backlog_limit - link.backlog_bytes) // self._layout.slot_bytes
-        if link.capacity_blocks is not None:
-            fits = min(fits, link.capacity_blocks)
+        if link.capacity_blocks is not None and len(blocks) > link.capacity_blocks:
+            lost = len(blocks) - link.capacity_blocks
+            self._metrics.count("store_dropped_blocks", lost, cause="capacity", tier=link.name)
+            blocks = blocks[: link.capacity_blocks]
+        fits = self._fits(link)
         if len(blocks) > fits:
-            self._metrics.count("store_dropped_blocks", len(blocks) - fits, cause="backlog", tier=link.name)
+            self._put_off(link, blocks[fits:])
             blocks = blocks[:fits]
         if not blocks:
             return
@@ -386,6 +380,46 @@ class Stores:
         for batch in link.batches(len(blocks), link.workers.store_threads):
             self._submit(link, [blocks[i] for i in batch], evicted, now, is_second_try=is_second_try)
             evicted = []
+
+    def _put_off(self, link: Link, blocks: Sequence[_Passing]) -> None:
+        """Too much is on its way into this tier: what the first tier holds can wait there, unpinned."""
+        for block in blocks:
+            if block.is_pinned:
+                link.waiting[block.key] = None
+            else:
+                self._metrics.count("store_dropped_blocks", cause="backlog", tier=link.name)
+
+    def _feed(self, link: Link, now: float) -> None:
+        """The backlog has shrunk: store what waited, as far as the first tier still has it."""
+        while link.waiting and self._fits(link):
+            count = min(self._fits(link), len(link.waiting))
+            keys = [link.waiting.popitem(last=False)[0] for _ in range(count)]
+            ready = self._passing_of(keys) if link.takes_stores else []
+            lost = len(keys) - len(ready)
+            if lost:
+                cause = "evicted_before_stored" if link.takes_stores else "tier_down"
+                self._metrics.count("store_dropped_blocks", lost, cause=cause, tier=link.name)
+            ready = [block for block in ready if not self._has(link, block.key)]
+            if ready:
+                self._store_into(link, ready, now)
+
+    def _fits(self, link: Link) -> int:
+        """Blocks that may still be put on their way into a tier."""
+        return max(0, self._backlog_limit - link.backlog_bytes) // self._layout.slot_bytes
+
+    def _passing_of(self, keys: Sequence[BlockKey]) -> list[_Passing]:
+        """Blocks that lie ready in the first tier."""
+        host = self._host_link
+        passing = []
+        for key in keys:
+            place = self._index.place(host.number, key) if host is not None else None
+            node = self._index.node(key)
+            if host is None or host.direct is None or place is None or node is None or not place.is_ready:
+                continue
+            slot = host.direct.borrow(key)
+            if slot is not None:
+                passing.append(_Passing(key, node.parent, node.tokens, node.num_tokens, slot, is_pinned=True))
+        return passing
 
     def _submit(
         self, link: Link, blocks: list[_Passing], evicted: list[BlockKey], now: float, *, is_second_try: bool
@@ -440,6 +474,7 @@ class Stores:
             self._observers.stored(link.name, good, len(good) * self._layout.slot_bytes)
         if again:
             self._second_try(link, again, now)
+        self._feed(link, now)
 
     def _second_try(self, link: Link, blocks: list[_Passing], now: float) -> None:
         """The tier had less room than it said: make some, and try once more."""

@@ -98,6 +98,14 @@ def format_bytes(value: int) -> str:
     raise AssertionError("unreachable")
 
 
+def exact_bytes(value: int) -> str:
+    """A size as ``parse_bytes`` reads it, in the largest binary unit that loses nothing: ``8GiB``."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if value and value % (1 << power) == 0:
+            return f"{value >> power}{unit}"
+    return str(value)
+
+
 ByteSize = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]
 """A size in bytes; accepts ``8GiB``, ``8GB`` or a number."""
 

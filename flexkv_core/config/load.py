@@ -17,10 +17,10 @@ from .effective import EffectiveConfig, ResolvedTier, Value
 from .environment import read_environment
 from .flat import build_tiers, change_tiers, put_fields, read_keys
 from .names import PATH_VARIABLE, Resolver
-from .options import Drivers, Substitution, check_options, referenced_names
+from .options import Drivers, Substitution, check_options, is_reference, referenced_names
 from .report import Report, lines_of, mask_urls, suggestion, where
 from .rules import chain_faults, chain_notices, duplicate_names
-from .schema import Path, dotted, value_text
+from .schema import SECRET, Path, dotted, field_text
 from .seed import SEED_KEYS, TIER_KEYS
 from .text import SourceFile, parse_yaml, read_file
 
@@ -221,28 +221,29 @@ class _Loading:
         )
 
     def _values(self, chain: ChainConfig, tiers: list[ResolvedTier]) -> Iterator[Value]:
-        for path, value in _walk(chain, ()):
-            yield self._value(path, value)
+        for path, text in _walk(chain, ()):
+            yield self._value(path, text)
         for index, tier in enumerate(tiers):
-            for path, value in _walk(tier.config, ("tiers", index)):
-                yield self._value(path, value)
-            for path, value in _walk(tier.options, ("tiers", index, "options")):
-                yield self._value(path, value)
+            for path, text in _walk(tier.config, ("tiers", index)):
+                yield self._value(path, text)
+            for path, text in _walk(tier.options, ("tiers", index, "options")):
+                yield self._value(path, text)
 
-    def _value(self, path: Path, value: Any) -> Value:
-        template = next(
-            (text for place, text in self._substitution.templates.items() if place[: len(path)] == path), None
-        )
-        text = mask_urls(value_text(value)) if template is None else mask_urls(template)
-        return Value(dotted(path), text, self._draft.origin(path))
+    def _value(self, path: Path, text: str) -> Value:
+        templates = self._substitution.templates
+        if path in templates and (text != SECRET or is_reference(templates[path])):
+            text = templates[path]
+        elif any(place[: len(path)] == path for place in templates):
+            text = SECRET
+        return Value(dotted(path), mask_urls(text), self._draft.origin(path))
 
 
 _FIELDS = set(ChainConfig.model_fields)
 
 
-def _walk(model: BaseModel, prefix: Path) -> Iterator[tuple[Path, Any]]:
-    """Every value of a model but its tiers and options, nested models included."""
-    for name in type(model).model_fields:
+def _walk(model: BaseModel, prefix: Path) -> Iterator[tuple[Path, str]]:
+    """Every value, as text, of a model but its tiers and options, nested models included."""
+    for name, field in type(model).model_fields.items():
         if (isinstance(model, ChainConfig) and name == "tiers") or (
             isinstance(model, TierConfig) and name == "options"
         ):
@@ -251,7 +252,7 @@ def _walk(model: BaseModel, prefix: Path) -> Iterator[tuple[Path, Any]]:
         if isinstance(value, BaseModel):
             yield from _walk(value, (*prefix, name))
         else:
-            yield (*prefix, name), value
+            yield (*prefix, name), field_text(field, value)
 
 
 def _contents(options: BaseModel) -> dict[str, Any]:

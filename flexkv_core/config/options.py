@@ -119,6 +119,11 @@ def referenced_names(value: Any) -> set[str]:
     return {match[2].strip() for match in _REFERENCE.finditer(value) if not match[1]}
 
 
+def is_reference(text: str) -> bool:
+    """Whether ``text`` is one ``${NAME}`` and nothing else, so that it may be shown."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
 def check_options(
     draft: Draft, index: int, drivers: Drivers, substitution: Substitution
 ) -> tuple[DriverSpec, str, BaseModel] | None:

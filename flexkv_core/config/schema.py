@@ -16,10 +16,13 @@ from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ..units import format_bytes, parse_bytes, parse_kv_dtype, parse_seconds
+from ..units import exact_bytes, parse_bytes, parse_kv_dtype, parse_seconds
 
 Path = tuple[str | int, ...]
 """Where a value stands: ``("tiers", 2, "options", "timeout_s")``."""
+
+SECRET = "****"
+"""What is shown instead of a secret."""
 
 EACH = "*"
 """In the path of a ``Leaf``: any entry of the list that stands before it."""
@@ -112,15 +115,22 @@ def default_text(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True, validated_data={})
     if value is None or value is PydanticUndefined:
         return "none"
-    if field.annotation is int and "size" in describe_type(field.annotation, tuple(field.metadata)):
-        return format_bytes(value).replace(" ", "").replace(".0", "")
+    return field_text(field, value)
+
+
+def field_text(field: FieldInfo, value: object) -> str:
+    """A field's value for people: sizes with their unit, secrets as ``****``."""
+    if isinstance(value, int) and _READERS["parse_bytes"] == describe_type(
+        field.annotation, tuple(field.metadata)
+    ):
+        return exact_bytes(value)
     return value_text(value)
 
 
 def value_text(value: object) -> str:
     """One value for people; secrets as ``****``."""
     if isinstance(value, (SecretStr, SecretBytes)):
-        return "****"
+        return SECRET
     if isinstance(value, Enum):
         return str(value.value)
     if value is None:

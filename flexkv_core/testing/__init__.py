@@ -33,10 +33,13 @@ from .values import (
 
 if TYPE_CHECKING:
     from .kit import overrides_kit
+    from .sync_tests import SyncTests
     from .tier_tests import TierTests
+    from .transfer_tests import TransferTests
 
 _KIT_MODULES = (
     "kit",
+    "sync_tests",
     "tier_kit",
     "tier_contract",
     "tier_corruption",
@@ -44,10 +47,13 @@ _KIT_MODULES = (
     "tier_limits",
     "tier_persistence",
     "tier_threads",
+    "transfer_tests",
 )
 
 _LAZY = {
+    "SyncTests": "sync_tests",
     "TierTests": "tier_tests",
+    "TransferTests": "transfer_tests",
     "overrides_kit": "kit",
 }
 
@@ -75,7 +81,9 @@ __all__ = [
     "Medium",
     "MemoryTier",
     "SeededFaults",
+    "SyncTests",
     "TierTests",
+    "TransferTests",
     "Value",
     "aligned_buffer",
     "context_for",

@@ -137,7 +137,12 @@ class FakeDevice:
 
     def check(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
         """Assert that ``slots`` hold the KV of ``tokens``, in order, in every plane."""
-        for at, (slot, row_sum) in enumerate(zip(slots, kv_sums(tokens, self.weights), strict=False)):
+        self.check_from(slots, tokens, 0)
+
+    def check_from(self, slots: Sequence[int], tokens: Sequence[int], start: int) -> None:
+        """As ``check``, for the tokens from ``start`` on; slots before are not looked at."""
+        pairs = list(enumerate(zip(slots, kv_sums(tokens, self.weights), strict=False)))
+        for at, (slot, row_sum) in pairs[start:]:
             for number, plane in enumerate(self.layout.planes):
                 size = plane.row_bytes
                 got = self.planes[number][slot * size : (slot + 1) * size]

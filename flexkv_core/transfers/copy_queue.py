@@ -1,15 +1,14 @@
-"""The copies of one direction or both, waiting for their worker: loads before stores.
+"""Copies that wait for their worker: loads before stores, in order of arrival.
 
-Threads: the engine's thread adds; one worker takes.  ``CopyQueue`` has one lock (its condition);
-nothing else is locked while it is held, and no ticket is finished under it.
+Threads: the engine's thread adds; one worker takes; others may wake it.  ``CopyQueue`` has one
+lock (its condition); nothing else is locked while it is held, and no ticket is finished under it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator
 
 from ..errors import TransferError
 from ..transfer import CopyJob, Ticket
@@ -34,17 +33,14 @@ class Copy:
         return next(self._steps, self) is not self
 
 
-AnyCopy = TypeVar("AnyCopy", bound=Copy)
-
-
-class CopyQueue(Generic[AnyCopy]):
-    """Two queues in order of arrival; the first load goes before the first store."""
+class CopyQueue:
+    """Two queues; the first load goes before the first store."""
 
     def __init__(self) -> None:
         """Empty and open."""
         self._changed = threading.Condition()
-        self._loads: deque[AnyCopy] = deque()
-        self._stores: deque[AnyCopy] = deque()
+        self._loads: deque[Copy] = deque()
+        self._stores: deque[Copy] = deque()
         self._is_closed = False
 
     def check_open(self, job: CopyJob) -> None:
@@ -52,7 +48,7 @@ class CopyQueue(Generic[AnyCopy]):
         if self._is_closed:
             raise TransferError("the transfer is closed", job=job.number)
 
-    def add(self, copy: AnyCopy) -> None:
+    def add(self, copy: Copy) -> None:
         """Queue a copy.
 
         Raises:
@@ -63,29 +59,44 @@ class CopyQueue(Generic[AnyCopy]):
             (self._loads if copy.is_load else self._stores).append(copy)
             self._changed.notify_all()
 
-    def heads(self, timeout_s: float | None = None) -> list[AnyCopy]:
-        """The first load and the first store, as far as there are any; waits until there is one.
+    def wake(self) -> None:
+        """Let ``heads`` look again: what ``may_go`` depends on has changed."""
+        with self._changed:
+            self._changed.notify_all()
 
-        An empty list means that the queue is closed and empty, or that ``timeout_s`` passed.
+    def heads(self, may_go: Callable[[Copy], bool]) -> list[Copy] | None:
+        """The first load and the first store, as far as they may go; waits until one may.
+
+        Args:
+            may_go: Whether a copy's next piece has room; quick, locks nothing, called under the lock.
+
+        Returns:
+            None when the queue is closed and empty.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._loads or self._stores or self._is_closed, timeout_s)
-            return [queue[0] for queue in (self._loads, self._stores) if queue]
+            while True:
+                heads = [queue[0] for queue in (self._loads, self._stores) if queue]
+                ready = [copy for copy in heads if may_go(copy)]
+                if ready:
+                    return ready
+                if self._is_closed and not heads:
+                    return None
+                self._changed.wait()
 
-    def begin(self, copy: AnyCopy) -> bool:
+    def begin(self, copy: Copy) -> bool:
         """Mark a copy as begun: ``close`` lets it run to its end.  False if ``close`` was first."""
         with self._changed:
             copy.has_begun = copy.has_begun or not self._is_closed
             return copy.has_begun
 
-    def remove(self, copy: AnyCopy) -> None:
+    def remove(self, copy: Copy) -> None:
         """Take a copy out, which must be at the head of its queue."""
         with self._changed:
             queue = self._loads if copy.is_load else self._stores
             if queue.popleft() is not copy:
                 raise AssertionError("only the first copy of a queue may be taken out")
 
-    def close(self) -> list[AnyCopy]:
+    def close(self) -> list[Copy]:
         """Take no more; returns the copies that have not begun, which are out of the queue now."""
         with self._changed:
             self._is_closed = True

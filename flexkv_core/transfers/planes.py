@@ -6,6 +6,7 @@ part of an interleaved pool.  What does not fit is refused by name before anythi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,3 +66,12 @@ class DevicePlanes:
         for number, plane in enumerate(self.layout.planes):
             layers[plane.layer].append(number)
         return layers
+
+    def poison(self, slots: Sequence[int], value: int = 0xDB) -> None:
+        """For tests and debugging: overwrite freed slots, so that a late read of them shows.
+
+        Queued on the calling thread's current stream.
+        """
+        chosen = torch.tensor(list(slots), dtype=torch.int64, device=self.device)
+        for plane in self.planes:
+            plane.index_fill_(0, chosen, value)

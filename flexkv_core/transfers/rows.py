@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from ..errors import TransferError
 from ..layout import BlockLayout
 from ..transfer import CopyJob
 from .regions import Int64
-
 
 @dataclass(frozen=True, eq=False)
 class SpanTable:
@@ -35,6 +35,10 @@ class SpanTable:
 
     def __len__(self) -> int:
         return len(self.payload)
+
+    def end(self, layout: BlockLayout) -> Int64:
+        """Where each block's payload ends."""
+        return self.payload + self.num_tokens * layout.token_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +97,10 @@ def read_spans(job: CopyJob, layout: BlockLayout) -> SpanTable:
     Raises:
         TransferError: a span that its block or its slot cannot hold.
     """
-    found = [
-        (span.slot.address, span.num_tokens, span.first, span.last, span.slot.view.nbytes)
-        for span in job.spans
+    facts = [
+        (span.slot.address, span.num_tokens, span.first, span.last, span.slot.view.nbytes) for span in job.spans
     ]
-    table = np.array(found, dtype=np.int64).reshape(-1, 5)
+    table = np.fromiter(chain.from_iterable(facts), np.int64, 5 * len(facts)).reshape(-1, 5)
     address, num_tokens, first, last, room = table.T
     bad = (
         (num_tokens < 1)

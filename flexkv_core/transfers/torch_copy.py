@@ -3,14 +3,11 @@
 For pools in host memory, and a plain fallback for a CUDA device: slower there than
 ``cuda_copy``, but with no kernel to compile and no memory to pin.
 
-Threads: ``load``, ``store``, ``fence`` and ``register`` may be called from any thread; they
-touch the queue and the region list, each under its own lock.  The worker (``flexkv-copy-<n>``)
-alone touches device planes and slots, and alone finishes tickets of copies that have begun.
+Threads: see ``worker``; the worker alone touches device planes and slots.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
@@ -20,24 +17,21 @@ import torch
 from numpy.typing import NDArray
 
 from ..buffers import HostRegion
-from ..errors import TransferError
-from ..transfer import CopyJob, Fence, PassedFence, Ticket, Transfer
-from .copy_queue import Copy, CopyQueue
+from ..transfer import CopyJob, Fence, PassedFence, Ticket
+from .copy_queue import Copy
 from .planes import DevicePlanes
-from .regions import HostMemory, HostRegions, Int64
+from .regions import HostMemory, Int64
 from .rows import TokenRows, read_slots, read_spans, token_rows
+from .worker import QueuedTransfer
 
 PIECE_BYTES = 2 << 20
 """A load waits at most for one piece of a store: a millisecond, and the second-level cache holds it."""
-
-_FENCE_POLL_S = 0.002
-"""How long the worker waits for one fence before it looks at the other queue."""
 
 Rows = NDArray[Any]
 """1-D array of rows, one item of type ``V<row_bytes>`` each."""
 
 
-class TorchTransfer(Transfer):
+class TorchTransfer(QueuedTransfer):
     """Copies row by row between torch tensors and host slots."""
 
     def __init__(
@@ -50,15 +44,11 @@ class TorchTransfer(Transfer):
             fence: Makes a fence behind what the engine has queued; on a CPU there is nothing.
             device_number: For the worker's name.
         """
-        self.layout = planes.layout
-        self.planes = planes
+        super().__init__(planes, device_number)
         self._fence = fence
-        self._regions = HostRegions()
-        self._queue: CopyQueue[Copy] = CopyQueue()
         self._layers = planes.layers
         self._device = _CpuRows(planes) if planes.device.type == "cpu" else _DeviceRows(planes)
-        self._thread = threading.Thread(target=self._work, name=f"flexkv-copy-{device_number}", daemon=True)
-        self._thread.start()
+        self.start()
 
     def register(self, region: HostRegion) -> None:
         self._regions.add(region)
@@ -66,33 +56,19 @@ class TorchTransfer(Transfer):
     def fence(self) -> Fence:
         return self._fence()
 
-    def load(self, job: CopyJob) -> Ticket:
-        return self._submit(job, is_load=True)
-
-    def store(self, job: CopyJob) -> Ticket:
-        return self._submit(job, is_load=False)
-
     def close(self) -> None:
-        for copy in self._queue.close():
-            number = copy.ticket.job.number
-            copy.ticket.finish(
-                0.0, TransferError("the transfer was closed before this copy began", job=number)
-            )
-        self._thread.join()
+        super().close()
         self._regions.clear()
 
-    def _submit(self, job: CopyJob, *, is_load: bool) -> Ticket:
-        self._queue.check_open(job)
+    def _prepare(self, job: CopyJob, *, is_load: bool) -> Copy:
         slots = read_slots(job, self.planes.num_slots)
         spans = read_spans(job, self.layout)
-        end = spans.payload + spans.num_tokens * self.layout.token_bytes
         parts = [
             (memory, token_rows(spans, slots, chosen, memory.address))
-            for memory, chosen in self._regions.split(spans.payload, end)
+            for memory, chosen in self._regions.split(spans.payload, spans.end(self.layout))
         ]
         ticket = Ticket(job, job.num_tokens * self.layout.token_bytes, self.layout.num_layers)
-        self._queue.add(Copy(ticket, self._steps(ticket, parts, is_load=is_load), is_load=is_load))
-        return ticket
+        return Copy(ticket, self._steps(ticket, parts, is_load=is_load), is_load=is_load)
 
     def _steps(
         self, ticket: Ticket, parts: list[tuple[HostMemory, TokenRows]], *, is_load: bool
@@ -119,30 +95,6 @@ class TorchTransfer(Transfer):
         step = max(1, PIECE_BYTES // max(1, token_bytes))
         for begin in range(0, num_tokens, step):
             yield begin, min(begin + step, num_tokens)
-
-    def _work(self) -> None:
-        while self._work_once():
-            pass
-
-    def _work_once(self) -> bool:
-        """One piece of one copy; False when closed and done.  Keeps nothing of a copy that ended."""
-        heads = self._queue.heads()
-        ready = next((copy for copy in heads if copy.has_begun or copy.ticket.job.after.is_passed()), None)
-        if ready is None and heads:
-            heads[0].ticket.job.after.wait(_FENCE_POLL_S)
-        elif ready is not None and self._queue.begin(ready) and not self._advance(ready):
-            self._queue.remove(ready)
-        return bool(heads)
-
-    def _advance(self, copy: Copy) -> bool:
-        try:
-            return copy.step()
-        except Exception as fault:  # noqa: BLE001 - the thread's top: one copy fails, the next goes on
-            number = copy.ticket.job.number
-            error = TransferError(f"copy {number} failed: {fault!r}", job=number)
-            error.__cause__ = fault
-            copy.ticket.finish(0.0, error)
-            return False
 
 
 class _CpuRows:
