@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flexkv_core import MISS, BufferState, Outcome, TierError, failed
+from flexkv_core import MISS, BufferState, Outcome, failed
 
 from .errors import EXPECTED, Fault, fault_of, is_missing
 from .wire import Exchange
@@ -48,22 +48,22 @@ class Batch:
         self,
         count: int,
         depth: int,
-        send: Callable[[int], Exchange | None],
-        receive: Callable[[int, Exchange | None], Outcome],
+        send: Callable[[int], Exchange],
+        receive: Callable[[int, Exchange], Outcome],
     ) -> None:
         """Prepare ``count`` requests.
 
         Args:
             count: Number of keys.
             depth: Most requests under way.
-            send: Begins the request of key number ``i``; None if there is nothing to begin ahead.
+            send: Begins the request of key number ``i``.
             receive: Collects its answer.
         """
         self._count = count
         self._depth = depth
         self._send = send
         self._receive = receive
-        self._under_way: deque[Exchange | _Failure | None] = deque()
+        self._under_way: deque[Exchange | _Failure] = deque()
         self._outcomes: list[Outcome] = []
         self._num_sent = 0
         self._num_lost = 0
@@ -110,7 +110,7 @@ class Batch:
         try:
             outcome = self._receive(number, flight)
         except EXPECTED as exc:
-            self._is_touched = self._is_touched or (flight is not None and flight.num_read > 0)
+            self._is_touched = self._is_touched or flight.num_read > 0
             return self._failed(exc)
         self._is_touched = True
         self._num_lost = 0
@@ -127,10 +127,3 @@ class Batch:
             self._end = (fault, exc)
         # The connection is closed, so nothing writes into the buffer any more.
         return failed(fault.status, fault.line, BufferState.UNTOUCHED)
-
-
-def raise_failure(failure: CallFailure, *, tier: str, operation: str, num_keys: int) -> TierError:
-    """The error of ours for a call that failed as a whole; to be raised from ``failure.cause``."""
-    return failure.fault.error(
-        f"tier {tier}: {failure.fault.line}", tier=tier, operation=operation, num_keys=num_keys
-    )

@@ -119,7 +119,7 @@ BY_STATUS: dict[int, Fault] = {
     507: _FULL,
 }
 
-BY_TYPE: tuple[tuple[type[BaseException], Fault], ...] = (
+BY_TYPE: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Fault], ...] = (
     (
         socket.gaierror,
         _away("the endpoint's name does not resolve: check options.endpoint_url and DNS"),
@@ -128,6 +128,7 @@ BY_TYPE: tuple[tuple[type[BaseException], Fault], ...] = (
         ssl.SSLCertVerificationError,
         _denied("the server's certificate is not trusted: set options.ca_file, or mend the host name"),
     ),
+    ((FileNotFoundError, PermissionError), _wrong("options.ca_file cannot be read")),
     (ssl.SSLError, _away("TLS failed: does the server speak https on this port?")),
     (boto.NoCredentialsError, _denied("no keys found: set options.access_key_id and secret_access_key")),
     (boto.PartialCredentialsError, _denied("the keys found are incomplete")),

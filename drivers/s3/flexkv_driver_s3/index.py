@@ -1,19 +1,12 @@
-"""What the bucket holds, as far as this process knows, so that a lookup asks nobody.
+"""What the bucket holds, as far as this process knows: keys with their values' lengths.
 
-The index is filled by one listing at start, by this process's own stores, by the journals of other
-writers (see ``journal``), and by further listings in steps.  Listings go in the order of keys, so a
-listing can stop anywhere and go on later; entries that a whole listing did not meet are gone.
-
-A hit that is no longer there is found by the load (a miss, and removed).  A block that another
-process stored is found after ``index_ttl_s`` through its journal, or by the next listing.
-
-Threads: any; ``_lock`` covers all fields and is held for dictionary operations only.  A listing is
-advanced by one thread at a time, which holds the tier's refresh lock.
+Threads: any; ``_lock`` covers all fields and is held for dictionary operations only.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 
 from flexkv_core import BlockKey
@@ -25,7 +18,7 @@ class KeyIndex:
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._lock = threading.Lock()
-        self._entries: dict[BlockKey, tuple[int, int]] = {}
+        self._entries: dict[BlockKey, tuple[int, int, float]] = {}  # length, listing, when added
         self._pass = 0
         self._used_bytes = 0
 
@@ -37,16 +30,22 @@ class KeyIndex:
 
     def add(self, rows: Iterable[tuple[BlockKey, int]]) -> None:
         """Values that are there, with their lengths."""
+        now = time.time()
         with self._lock:
             for key, num_bytes in rows:
                 old = self._entries.get(key)
                 self._used_bytes += num_bytes - (old[0] if old is not None else 0)
-                self._entries[key] = (num_bytes, self._pass)
+                self._entries[key] = (num_bytes, self._pass, now)
 
     def discard(self, keys: Iterable[BlockKey]) -> None:
         """Values that are not there."""
         with self._lock:
             self._remove(keys)
+
+    def discard_older(self, keys: Iterable[BlockKey], when: float) -> None:
+        """Values that were removed at ``when`` (seconds since the epoch), unless added later."""
+        with self._lock:
+            self._remove([key for key in keys if key in self._entries and self._entries[key][2] <= when])
 
     def _remove(self, keys: Iterable[BlockKey]) -> None:
         for key in keys:

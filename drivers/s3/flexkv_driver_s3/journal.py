@@ -1,6 +1,7 @@
-"""Small objects that say what was stored lately: one listing request tells the news of all writers.
+"""Small objects that say what was stored or removed lately: one listing tells the news of all writers.
 
-Each store call writes one entry, ``TIME-WRITER-NUMBER``, with the keys and lengths of its values.
+Each call that stores or evicts writes one entry, ``TIME-WRITER-NUMBER``, with its keys and their values'
+lengths (``GONE`` for removed ones).
 Readers list the entries after the time of their last look less ``OVERLAP_S`` (clocks differ, and an entry
 appears a little after its time), and read those that they have not read.  A writer removes its
 own entries after ``KEEP_S``; whoever starts removes those that a dead writer left.
@@ -34,6 +35,8 @@ ABANDONED_S = 6 * 3600.0
 _MAGIC = b"FLEXKVJ\x01"
 _ROW = struct.Struct("<32sQ")
 _ENTRY_BYTES = 64 << 10
+GONE = (1 << 64) - 1
+"""In place of a length: the value was removed."""
 
 
 class Journal:
@@ -50,10 +53,10 @@ class Journal:
         self._since = time.time()
 
     def write(self, service: Service, rows: Sequence[tuple[BlockKey, int]]) -> None:
-        """Tell others of stored values (at most some 1,600), and remove what is old.
+        """Tell others of stored or removed values (at most some 1,600), and remove old entries.
 
         Raises:
-            What ``Service.put`` raises; the values are stored nevertheless.
+            What ``Service.put`` raises; what was stored or removed is so nevertheless.
         """
         now = time.time()
         with self._lock:
@@ -77,7 +80,7 @@ class Journal:
             for name, _ in page:
                 after = name
                 if name not in self._read and f"-{self._writer}-" not in name:
-                    index.add(_read_entry(service, name))
+                    self._apply(index, name, _read_entry(service, name))
                     self._read.add(name)
                     if time.monotonic() >= deadline:
                         return False
@@ -87,6 +90,11 @@ class Journal:
         floor = self._names.journal + _stamp(began - 2 * OVERLAP_S)
         self._read = {name for name in self._read if name > floor}
         return True
+
+    def _apply(self, index: KeyIndex, name: str, rows: list[tuple[BlockKey, int]]) -> None:
+        index.add((key, num_bytes) for key, num_bytes in rows if num_bytes != GONE)
+        gone = [key for key, num_bytes in rows if num_bytes == GONE]
+        index.discard_older(gone, _time_of(name.removeprefix(self._names.journal)))
 
     def sweep(self, service: Service) -> None:
         """Remove entries that dead writers left long ago, at most one page."""
@@ -125,6 +133,11 @@ def _read_entry(service: Service, name: str) -> list[tuple[BlockKey, int]]:
         if is_missing(exc):
             return []
         raise
+
+
+def _time_of(entry: str) -> float:
+    stamp = entry.partition("-")[0]
+    return int(stamp) / 1000 if stamp.isdigit() else 0.0
 
 
 def _stamp(when: float) -> str:

@@ -1,4 +1,4 @@
-"""botocore's part: keys, signatures, deletion, multipart uploads.  One ``Service`` a process.
+"""botocore's part: keys, signatures, deletion.  One ``Service`` a process.
 
 Threads: a botocore client may be used from any thread once it exists; making one is what is not
 safe, so each ``Service`` has a session of its own and is made under ``_making``.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlsplit
-from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import boto3
 from botocore.auth import S3SigV4QueryAuth
@@ -21,14 +21,17 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, NoCredentialsError
 from botocore.httpsession import get_cert_path
 
+from .answers import read_listing, read_text
 from .config import S3Config
 from .errors import EXPECTED
-from .wire import NotS3Error, Wire, WireLimits
+from .sockets import WireLimits
+from .wire import Exchange, Wire
 
 _SIGNATURE_S = 900
 """A signed request is good for as long as S3 tolerates clocks to differ."""
 PAGE_KEYS = 1000
 _LISTING_BYTES = 4 << 20
+_ANSWER_BYTES = 64 << 10
 _NO_BULK_DELETE = frozenset(
     ("NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest", "InvalidArgument")
     + ("InvalidDigest", "MalformedXML", "BadRequest", "XAmzContentSHA256Mismatch", "400", "405", "411", "501")
@@ -140,25 +143,38 @@ class Service:
                 failures[name] = exc
         return failures
 
-    def put_in_parts(self, name: str, value: memoryview) -> None:
+    def begin_parts(self, name: str) -> Exchange:
+        """Begin an upload in parts; its answer names the upload."""
+        return self.wire.send("POST", name, query="uploads=")
+
+    def put_parts(self, begun: Exchange, name: str, value: memoryview) -> None:
         """Upload a long value in parts; it appears when all are there, and is given up as a whole."""
-        place = {"Bucket": self._bucket, "Key": name}
-        upload = str(self.client.create_multipart_upload(**place)["UploadId"])
+        answer = bytearray(_ANSWER_BYTES)
+        size = begun.read_into(memoryview(answer))
+        upload = f"uploadId={quote(read_text(bytes(answer[:size]), 'UploadId'), safe='')}"
         try:
-            parts: list[dict[str, Any]] = []
+            tags: list[str] = []
             for start in range(0, len(value), self._config.multipart_part):
-                number = len(parts) + 1
-                query = f"partNumber={number}&uploadId={quote(upload, safe='')}"
                 piece = value[start : start + self._config.multipart_part]
-                headers = self.wire.send("PUT", name, piece, query).finish()
-                parts.append({"PartNumber": number, "ETag": headers.get("ETag", "")})
-            self.client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
+                headers = self.wire.send("PUT", name, piece, f"partNumber={len(tags) + 1}&{upload}").finish()
+                tags.append(str(headers.get("ETag", "")))
+            self._complete(name, upload, tags)
         except BaseException:
             # Best effort: what cannot be given up now is what a lifecycle rule for incomplete
             # uploads removes; the first error is the one that counts.
             with suppress(*EXPECTED):
-                self.client.abort_multipart_upload(**place, UploadId=upload)
+                self.wire.send("DELETE", name, query=upload).finish()
             raise
+
+    def _complete(self, name: str, upload: str, tags: Sequence[str]) -> None:
+        parts = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag)}</ETag></Part>"
+            for number, tag in enumerate(tags, 1)
+        )
+        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
+        answer = bytearray(_ANSWER_BYTES)
+        size = self.wire.send("POST", name, memoryview(body), upload).read_into(memoryview(answer))
+        read_text(bytes(answer[:size]), "ETag")  # the status is 200 even for a failure: the body tells
 
     def forget(self) -> None:
         """In a child after a fork: let go of the parent's connections without taking any of its locks."""
@@ -169,25 +185,6 @@ class Service:
         """Close idle connections."""
         self.wire.close()
         self.client.close()
-
-
-def read_listing(answer: bytes) -> tuple[list[tuple[str, int]], bool]:
-    """A page of a listing: names with lengths, and whether there are more.
-
-    Raises:
-        NotS3Error: that is no listing.
-    """
-    try:
-        root = ElementTree.fromstring(answer)
-        rows = [
-            (str(row.findtext("{*}Key")), int(row.findtext("{*}Size") or 0))
-            for row in root.iterfind("{*}Contents")
-        ]
-    except (ElementTree.ParseError, ValueError) as exc:
-        raise NotS3Error("the answer is no listing") from exc
-    if not root.tag.endswith("ListBucketResult"):
-        raise NotS3Error(f"the answer is a {root.tag}, not a listing")
-    return rows, root.findtext("{*}IsTruncated") == "true"
 
 
 def _client_config(config: S3Config) -> Config:
