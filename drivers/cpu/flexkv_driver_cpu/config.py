@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from flexkv_core import ByteSize, Model
+from flexkv_core import ByteSize, Model, Needs
 
 
 class CpuConfig(Model):
@@ -12,3 +12,7 @@ class CpuConfig(Model):
     huge_pages: bool = Field(
         False, description="Take reserved 2 MiB pages; refused with the numbers if they are not there."
     )
+
+    def needs(self) -> Needs:
+        """The pool's memory."""
+        return Needs(host_bytes=self.capacity, huge_pages=self.huge_pages)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from flexkv_core import ByteSize, Model
+from flexkv_core import ByteSize, Model, Needs
 
 
 def _split_paths(value: object) -> object:
@@ -57,3 +57,7 @@ class SsdConfig(Model):
         description="Most bytes in one file; a file holds at least one block. Default: 1 GiB, or so "
         "much that a directory has at most 256 files, each of which costs two descriptors.",
     )
+
+    def needs(self) -> Needs:
+        """The directories and the room for blocks in them."""
+        return Needs(directories=tuple(map(str, self.path)), disk_bytes=self.capacity)

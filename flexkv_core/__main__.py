@@ -1,0 +1,8 @@
+"""``python -m flexkv_core`` is ``flexkv``."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

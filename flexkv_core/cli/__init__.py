@@ -1,0 +1,86 @@
+"""The ``flexkv`` command: one module a verb.
+
+A module of this package whose name does not begin with ``_`` is a verb (``new_driver`` is
+``flexkv new-driver``) and has ``add_parser(subparsers)`` and ``run(args) -> int``.  Only the verb
+that is asked for is imported; ``--help`` imports all, so verbs import what is heavy inside ``run``.
+
+Exit status: 0 all is well; 1 a check failed, or the work could not be done; 2 the command line is
+wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pkgutil
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from ..errors import FlexKVError
+
+OK, FAILED, INTERRUPTED = 0, 1, 130
+
+_DESCRIPTION = "A tiered KV cache for LLM serving: CPU, SSD and remote tiers in a chain written in YAML."
+_EPILOG = "Exit status: 0 all is well; 1 a check failed or the work could not be done; 2 wrong usage."
+
+
+def verbs() -> dict[str, str]:
+    """Every verb with the module that does it, in order of the alphabet."""
+    names = sorted(entry.name for entry in pkgutil.iter_modules(__path__) if not entry.name.startswith("_"))
+    return {name.replace("_", "-"): f"{__name__}.{name}" for name in names}
+
+
+def build_parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser with every verb, or with one."""
+    parser = argparse.ArgumentParser(prog="flexkv", description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument("--version", action="store_true", help="say the version and end")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+    for verb, module in verbs().items():
+        if only in (None, verb):
+            import_module(module).add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments without the program's name; default: the process's.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        SystemExit: argparse's own, for ``--help`` and wrong usage.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    known = verbs()
+    parser = build_parser(words[0] if words and words[0] in known else None)
+    args = parser.parse_args(words)
+    if args.version:
+        from .. import __version__
+
+        print(f"flexkv-core {__version__}")
+        return OK
+    if args.verb is None:
+        parser.print_help()
+        return OK
+    return _run(known[args.verb], args)
+
+
+def _run(module: str, args: argparse.Namespace) -> int:
+    try:
+        status = int(import_module(module).run(args))
+        sys.stdout.flush()
+    except FlexKVError as exc:
+        print(f"flexkv {args.verb}: {type(exc).__name__}", file=sys.stderr)
+        print("\n".join(f"  {line}" for line in str(exc).splitlines()), file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (head, less) has gone: no more output, and no complaint at interpreter exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return status

@@ -1,0 +1,124 @@
+"""``flexkv doctor``'s look at directories, drivers and engines."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from ..units import format_bytes
+from ._findings import Line, bad, doubtful, good
+
+DOCTOR_GROUP = "flexkv.doctor"
+"""Entry points ``engine = "module:function"``: called without arguments, the function returns what is
+wrong with the installed engine, one object with a text for each difference; nothing means well."""
+
+
+def directory_lines(path: str, wanted_bytes: int) -> Iterator[Line]:
+    """Whether a directory can be written to, has room, and takes direct I/O.
+
+    Args:
+        path: The directory; one that is not there is made by the tier, so its parent is looked at.
+        wanted_bytes: The tier's share of it.
+    """
+    name, place = f"directory {path}", Path(path).absolute()
+    if place.exists() and not place.is_dir():
+        yield bad(name, "is not a directory", "name another path")
+        return
+    there = _nearest(place)
+    note = "" if place.is_dir() else f" (will be made in {there})"
+    if not os.access(there, os.W_OK | os.X_OK):
+        yield bad(name, f"{there} cannot be written to", f"mkdir -p {path} && chown it to this user")
+        return
+    try:
+        has_direct_io = takes_direct_io(there)
+    except OSError as exc:
+        yield bad(name, f"a file in {there} cannot be written: {exc.strerror}", "free or remount the disk")
+        return
+    yield _space_line(name, place, there, wanted_bytes, note)
+    if has_direct_io:
+        yield good(name, "takes direct I/O")
+    else:
+        mend = "use a local disk with ext4 or xfs, or accept that blocks are kept twice in memory"
+        yield doubtful(name, "takes no direct I/O: reads and writes go through the page cache", mend)
+
+
+def _nearest(place: Path) -> Path:
+    return next(parent for parent in (place, *place.parents) if parent.is_dir())
+
+
+def _space_line(name: str, place: Path, there: Path, wanted: int, note: str) -> Line:
+    free = shutil.disk_usage(there).free
+    # What an earlier run left there is its room too: a warm tier must not fail its own check.
+    used = sum(file.stat().st_blocks * 512 for file in place.rglob("*") if file.is_file()) if not note else 0
+    found = f"{format_bytes(free)} free, {format_bytes(used)} used by it, {format_bytes(wanted)} wanted{note}"
+    if free + used < wanted:
+        return bad(name, found, "free the disk, or lower the tier's capacity")
+    return good(name, found)
+
+
+def takes_direct_io(folder: Path) -> bool:
+    """Whether a file in ``folder`` can be opened past the page cache; tried with a file that has no name.
+
+    Raises:
+        OSError: no file can be written there at all.
+    """
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".flexkv-doctor-") as file:
+        file.write(b"x")
+        file.flush()
+        flag = getattr(os, "O_DIRECT", None)
+        if flag is None:
+            return False
+        try:
+            os.close(os.open(file.name, os.O_RDWR | flag))
+        except OSError:
+            return False
+        return True
+
+
+def driver_lines(wanted: Iterable[str]) -> Iterator[Line]:
+    """The installed drivers; a broken one is bad if the chain names it.
+
+    Args:
+        wanted: Names of the chain's drivers.
+    """
+    from .drivers import rows
+
+    names = set(wanted)
+    found = rows()
+    for row in found:
+        name = f"driver {row.name}"
+        if not row.problem:
+            yield good(name, f"{row.provider}, interface {row.api}")
+        elif row.name in names:
+            yield bad(name, row.problem, f"repair or replace {row.provider}")
+        else:
+            yield doubtful(name, row.problem, f"repair or uninstall {row.provider}; no tier uses it")
+    for missing in sorted(names - {row.name for row in found}):
+        yield bad(f"driver {missing}", "is not installed", "install the distribution that offers it")
+
+
+def engine_lines(group: str = DOCTOR_GROUP) -> Iterator[Line]:
+    """What each engine's adapter says of the installed engine."""
+    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+        yield from _engine(entry)
+
+
+def _engine(entry: EntryPoint) -> Iterator[Line]:
+    name = f"engine {entry.name}"
+    if importlib.util.find_spec(entry.name) is None:
+        yield doubtful(name, "is not installed", f"pip install {entry.name}, to serve with it")
+        return
+    try:
+        faults = list(entry.load()())
+    except Exception as exc:  # noqa: BLE001 - an adapter may be foreign code; the others are still checked
+        yield bad(name, f"cannot be checked: {type(exc).__name__}: {exc}", f"repair {entry.value}")
+        return
+    for fault in faults:
+        yield bad(name, str(fault), "install a version of it that the adapter supports")
+    if not faults:
+        yield good(name, "has the interface that the adapter needs")

@@ -1,0 +1,47 @@
+"""Arguments that name a configuration, shared by the verbs that read one."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..config import EffectiveConfig
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add ``FILE`` and ``--set``."""
+    parser.add_argument(
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="chain file or flat file (.yaml, .yml, .json); default: FLEXKV_CONFIG_PATH, else none",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=_pair,
+        help="a value that beats environment and file: engine.layerwise=true, tiers.disk.write=back, "
+        "cpu_cache_gb=8; may be repeated",
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise argparse.ArgumentTypeError("expected NAME=VALUE")
+    return name.strip(), value
+
+
+def load(args: argparse.Namespace) -> EffectiveConfig:
+    """Read the configuration that the arguments name.
+
+    Raises:
+        ConfigError: with every finding.
+    """
+    from ..config import load_config
+
+    flags: dict[str, Any] = dict(args.set)
+    return load_config(args.file, flags=flags)
