@@ -1,0 +1,60 @@
+"""What several tests of the real server do: prompts, questions, and waiting for the disk."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from flexkv_core.cli._process import ServerProcess
+from flexkv_core.cli._serving import Answer
+from tests.support.models import VOCABULARY
+from tests.support.server import ask
+
+READY = "[FlexKV] Connector ready"
+FLAGS = ("--radix-cache-backend", "flexkv")
+
+
+def flags(chain: Path, *more: str) -> list[str]:
+    """The flag and the file that switch the chain on."""
+    return [*FLAGS, "--flexkv-config-file", str(chain), *more]
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    """Random tokens; another seed gives another first token with all but certainty."""
+    return random.Random(seed).choices(range(3, VOCABULARY), k=length)
+
+
+def ask_after_flush(server: ServerProcess, tokens: Sequence[int], new: int = 8, **fields: object) -> Answer:
+    """Complete a prompt that the device cannot know."""
+    server.client.flush()
+    return ask(server, tokens, new, **fields)
+
+
+def wait_until_steady(folder: Path, deadline_s: float = 20.0) -> None:
+    """Wait until nothing has been written below a folder for half a second."""
+    until, quiet, before = time.monotonic() + deadline_s, 0, None
+    while quiet < 10:
+        assert time.monotonic() < until, f"{folder} is still being written"
+        now = sorted((str(file), file.stat().st_blocks, file.stat().st_mtime_ns) for file in _files(folder))
+        quiet = quiet + 1 if now == before and now else 0
+        before = now
+        time.sleep(0.05)
+
+
+def _files(folder: Path) -> list[Path]:
+    """Files that still exist once they are looked at."""
+    return [file for file in folder.rglob("*") if file.is_file()]
+
+
+def complaints(server: ServerProcess) -> list[str]:
+    """Lines of the log that speak of broken accounting, a crash or a failed hook."""
+    signs = ("memory leak", "Traceback", "Scheduler hit an exception", "double free", "Failed to load plugin")
+    known = "freeze_gc"  # SGLang's own, after --skip-server-warmup
+    lines = server.log_text().splitlines()
+    return [
+        "\n".join(lines[max(0, n - 2) : n + 25])
+        for n, line in enumerate(lines)
+        if any(sign in line for sign in signs) and known not in "\n".join(lines[max(0, n - 3) : n + 25])
+    ]

@@ -1,0 +1,50 @@
+"""A server whose options cannot be served does not start, and says which option it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flexkv_core.errors import EngineError
+from tests.engines.sglang.server import flags
+from tests.support.server import Setup, StartServer
+
+pytestmark = pytest.mark.server
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--enable-hierarchical-cache"], "--enable-hierarchical-cache"),
+        (["--disable-radix-cache"], "--disable-radix-cache"),
+    ],
+)
+def test_an_incompatible_option_is_named(
+    start_server: StartServer,
+    tiny_llama: Path,
+    write_chain: Callable[..., Path],
+    options: list[str],
+    named: str,
+) -> None:
+    with (
+        pytest.raises(EngineError, match=named),
+        start_server(Setup(tiny_llama, flags(write_chain(), *options))),
+    ):
+        pass
+
+
+def test_a_broken_chain_file_is_named(start_server: StartServer, tiny_llama: Path, tmp_path: Path) -> None:
+    chain = tmp_path / "chain.yaml"
+    chain.write_text("version: 1\ntiers: [{name: host, driver: cpu, options: {capasity: 1GiB}}]\n")
+    with pytest.raises(EngineError, match="capasity"), start_server(Setup(tiny_llama, flags(chain))):
+        pass
+
+
+def test_a_missing_chain_file_is_named(start_server: StartServer, tiny_llama: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(EngineError, match=r"none\.yaml"),
+        start_server(Setup(tiny_llama, flags(tmp_path / "none.yaml"))),
+    ):
+        pass
