@@ -32,7 +32,8 @@ _WINDOW_BYTES = 16 << 20
 
 _MAX_AHEAD = 16
 _CRLF = b"\r\n"
-_SHORTEST_REPLY = 4
+_SHORTEST_REPLY = len(":0\r\n")
+_FEW_BYTES = 1024
 _DRAIN_BYTES = 1 << 20
 
 
@@ -71,9 +72,7 @@ class RawWire:
         self._begin()
         replies = bytearray()
         while missing := len(names) - replies.count(_CRLF):
-            # No reply is shorter than ":0\r\n", so to wait for so many bytes is safe and wakes up rarely.
-            room = memoryview(self._inbox)[: missing * _SHORTEST_REPLY]
-            replies += room[: self._receive(room, self._wait_all)]
+            replies += self._some_replies(missing, len(replies) - (replies.rfind(_CRLF) + 2))
             self._check_deadline()
         lines = bytes(replies).split(_CRLF)
         if len(lines) != len(names) + 1 or lines.pop():
@@ -119,6 +118,15 @@ class RawWire:
             answered += 1
         for _ in range(answered, len(values)):
             yield refusal
+
+    def _some_replies(self, missing: int, begun: int) -> memoryview:
+        """What has come of so many short replies, the first of which has begun with so many bytes."""
+        surely = missing * _SHORTEST_REPLY - begun
+        room = memoryview(self._inbox)
+        if surely > _FEW_BYTES:  # then sleep until these are there, and wake up once
+            room = room[:surely]
+            return room[: self._receive(room, self._wait_all)]
+        return room[: self._receive(room)]
 
     def _value(self, view: memoryview) -> int | Refusal | None:
         self._begin()

@@ -1,0 +1,231 @@
+"""Real redis-servers on loopback, and a proxy that misbehaves between them and a client."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+DEADLINE_S = 30.0
+"""Longest wait for a server to do what it does in milliseconds on an idle machine."""
+
+
+def require_redis() -> None:
+    """Skip, with the reason, where no server is installed."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+
+
+def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {deadline_s:g} s: {what}")
+        time.sleep(0.005)
+
+
+def free_port() -> int:
+    """A port below the ephemeral range's use by others just now; a cluster takes it + 10000 too."""
+    for _ in range(200):
+        with socket.socket() as probe, socket.socket() as bus:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            if port >= 55_535:
+                continue
+            with suppress(OSError):
+                bus.bind(("127.0.0.1", port + 10_000))
+                return int(port)
+    raise AssertionError("no free port")
+
+
+class RedisServer:
+    """One server: on a Unix socket, and on TCP where a port is given."""
+
+    def __init__(self, folder: Path, *options: str, port: int = 0, probe: dict[str, object] | None = None):
+        """Start it.  ``probe``: what a client needs beside the socket's path to say PING."""
+        require_redis()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port = port
+        self.path = folder / "sock"
+        self._options = options
+        self._probe = probe or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def unix_url(self) -> str:
+        return f"unix://{self.path}"
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--unixsocket", str(self.path), "--dir", str(self.folder), "--save", ""]
+        command += ["--logfile", "log", *self._options]
+        self._process = subprocess.Popen(command, cwd=self.folder)
+        wait_until(self._answers, f"redis-server in {self.folder} answers")
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            log = self.folder / "log"
+            raise AssertionError(f"redis-server ended: {log.read_text()[-2000:] if log.exists() else ''}")
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.exceptions.BusyLoadingError:
+            return True
+        except redis.ConnectionError:
+            return False
+
+    def client(self) -> redis.Redis:
+        """A client behind the driver's back."""
+        return redis.Redis(
+            unix_socket_path=str(self.path), socket_timeout=DEADLINE_S, **{"protocol": 2, **self._probe}
+        )
+
+    def ask(self, *command: object) -> object:
+        with self.client() as client:
+            return client.execute_command(*command)
+
+    def kill(self) -> None:
+        """SIGKILL, as when the machine goes."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait(DEADLINE_S)
+            self._process = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A black hole: connections are taken by the kernel, nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def unreachable(self) -> Iterator[None]:
+        """Connections are closed and new ones refused; what is stored stays."""
+        hidden = self.path.rename(self.path.with_suffix(".away"))
+        try:
+            with redis.Redis(unix_socket_path=str(hidden), **{"protocol": 2, **self._probe}) as client:
+                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            yield
+        finally:
+            hidden.rename(self.path)
+
+    def __enter__(self) -> RedisServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class Proxy:
+    """TCP in front of a server's Unix socket.
+
+    Attributes:
+        reply_limit: Bytes of replies after which both ends are closed; None for no limit.
+        pace_s: Pause before each further KiB of replies; 0 for none.
+        num_connections: How many were taken.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(0.05)
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._accept, name="proxy-accept")]
+        self.reply_limit: int | None = None
+        self.pace_s = 0.0
+        self.num_connections = 0
+        self.num_replied = 0
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def _accept(self) -> None:
+        while not self._stop.is_set():
+            with suppress(TimeoutError):
+                near, _ = self._listener.accept()
+                self.num_connections += 1
+                far = socket.socket(socket.AF_UNIX)
+                try:
+                    far.connect(str(self._target))
+                except OSError:
+                    near.close()
+                    far.close()
+                    continue
+                for work in (self._requests, self._replies):
+                    thread = threading.Thread(target=work, args=(near, far), name="proxy-pump")
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _requests(self, near: socket.socket, far: socket.socket) -> None:
+        near.settimeout(0.05)
+        while not self._stop.is_set():
+            try:
+                data = near.recv(65536)
+                if not data:
+                    break
+                far.sendall(data)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        with suppress(OSError):
+            far.shutdown(socket.SHUT_RDWR)
+
+    def _replies(self, near: socket.socket, far: socket.socket) -> None:
+        """Owns both sockets: closes them at the end."""
+        sent = 0
+        try:
+            while not self._stop.is_set():
+                data = far.recv(1024 if self.pace_s else 65536)
+                if not data:
+                    break
+                if self.pace_s:
+                    self._stop.wait(self.pace_s)
+                if self.reply_limit is not None:
+                    data = data[: self.reply_limit - sent]
+                near.settimeout(DEADLINE_S)
+                near.sendall(data)
+                near.settimeout(0.05)
+                sent += len(data)
+                self.num_replied += len(data)
+                if self.reply_limit is not None and sent >= self.reply_limit:
+                    break
+        except OSError:
+            pass
+        finally:
+            for end in (near, far):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
