@@ -190,6 +190,9 @@ class EngineConfig(Model):
     store_running: bool = Field(
         True, description="Also store prompts chunk by chunk while they are prefilled, and retracted ones."
     )
+    prefetch: bool = Field(
+        True, description="Blocks of lower tiers are brought into host slots while their request waits."
+    )
     min_hit_tokens: int = Field(1, ge=1, description="A shorter hit is not worth a load.")
     shutdown_deadline_s: Seconds = Field(
         30.0, gt=0, description="Longest wait for copies at reset and shutdown."

@@ -10,7 +10,6 @@ Threads: everything here that takes a request or a tree is for the scheduler's t
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -113,9 +112,17 @@ def is_hooked(target: str) -> bool:
     return target in hooks.HookRegistry._patched
 
 
-def is_loaded(module: str) -> bool:
-    """Whether this process has imported ``module`` already."""
-    return module in sys.modules
+def has_hook(target: str, function: Callable[..., Any]) -> bool:
+    """Whether ``function`` is registered on ``target`` already."""
+    hooks = import_module("sglang.srt.plugins.hook_registry").HookRegistry._hooks
+    return any(entry[1] is function for entry in hooks.get(target, ()))
+
+
+def arguments_entry() -> str:
+    """Dotted name of the method of ``ServerArgs`` that begins to resolve arguments."""
+    arguments = import_module("sglang.srt.server_args").ServerArgs
+    name = "resolve_once" if hasattr(arguments, "resolve_once") else "__post_init__"
+    return f"sglang.srt.server_args.ServerArgs.{name}"
 
 
 def admit_later() -> Any:
@@ -190,6 +197,13 @@ def request_row(req: Any) -> int:
 def protected_len(req: Any) -> int:
     """How many leading tokens of the row belong to the tree."""
     return int(req.kv.cache_protected_len if seam().kv_record else req.cache_protected_len)
+
+
+def prompt_key(req: Any, num_tokens: int) -> Any:
+    """SGLang's key of the request's first ``num_tokens`` tokens, a copy (HS-63)."""
+    tokens = (req.origin_input_ids + req.output_ids)[:num_tokens]
+    salt = {"cache_salt": req.cache_salt} if seam().has_salt else {}
+    return types().RadixKey(tokens, req.extra_key, **salt)
 
 
 def report_storage_tokens(req: Any, num_tokens: int) -> None:

@@ -1,0 +1,275 @@
+"""FlexKVConnector: the facade between the radix cache and KVManager.
+
+It knows requests by their handle and nothing of SGLang: what a request's prompt is, which load runs
+for it, which stores are under way, and what the log says of them.
+
+Threads: the scheduler's thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flexkv_core.chain import Lookup
+from flexkv_core.keys import BlockChain
+from flexkv_core.manager import NO_TASK, KVManager, KVResponse, KVResponseStatus, Scope
+from flexkv_core.models import EngineConfig
+from flexkv_core.receipts import Receipt
+
+logger = logging.getLogger(__name__)
+
+READY_LOG_S = 10.0
+_DIRECTION = {"load": "H2D", "store": "D2H", "prefetch": "PREFETCH"}
+
+
+@dataclass
+class _Seen:
+    """What is known of one request while it waits.
+
+    Attributes:
+        num_tokens: Length of the prompt that ``sequence`` was made of.
+        sequence: The prompt under its scope; its keys are kept.
+        asked_for_more: Whether lower and shared tiers were asked to bring it nearer.
+        have: Device prefix that ``origin`` speaks of.
+        origin: Where the promised tokens were when they were first promised, by tier.
+        prefetch: The prefetch task, or -1.
+    """
+
+    num_tokens: int
+    sequence: BlockChain
+    asked_for_more: bool = False
+    have: int = -1
+    origin: dict[str, int] = field(default_factory=dict)
+    prefetch: int = NO_TASK
+
+
+class FlexKVConnector:
+    """One engine rank's cache below the device."""
+
+    def __init__(self, manager: KVManager, engine: EngineConfig, *, first_tier: str) -> None:
+        """A connector over a started manager.
+
+        Args:
+            manager: Owned from now on: ``shutdown`` closes it.
+            engine: How the engine's side behaves.
+            first_tier: Name of the tier that counts as host; the others count as storage.
+        """
+        self.manager = manager
+        self._engine = engine
+        self._first_tier = first_tier
+        self._seen: dict[Hashable, _Seen] = {}
+
+    # ---- prompts -------------------------------------------------------------------------------
+
+    def lookup_kv(
+        self, handle: Hashable, tokens: Callable[[], Sequence[int]], num_tokens: int, scope: Scope, have: int
+    ) -> int:
+        """How many tokens behind ``have`` the tiers hold.  A query: calling it again changes nothing.
+
+        Args:
+            handle: The request's attempt.
+            tokens: Gives the ids, ``num_tokens`` of them; called only if the prompt is new.
+            num_tokens: Length of the prompt as far as it may be matched.
+            scope: What separates the request.
+            have: Tokens on the device.
+        """
+        if not self.manager.may_share(scope):
+            return 0
+        seen = self._sequence_of(handle, tokens, num_tokens, scope)
+        found = self.manager.lookup(seen.sequence, start=have, scope=scope)
+        self._note_origin(seen, found, have)
+        self._bring_nearer(handle, seen, found, scope)
+        return found.num_tokens - have
+
+    def _sequence_of(
+        self, handle: Hashable, tokens: Callable[[], Sequence[int]], num_tokens: int, scope: Scope
+    ) -> _Seen:
+        seen = self._seen.get(handle)
+        if seen is None or seen.num_tokens != num_tokens:
+            seen = self._seen[handle] = _Seen(num_tokens, self.manager.sequence(tokens(), scope))
+        return seen
+
+    def _note_origin(self, seen: _Seen, found: Lookup, have: int) -> None:
+        if seen.have != have or sum(found.tokens_by_tier.values()) > sum(seen.origin.values()):
+            seen.have, seen.origin = have, dict(found.tokens_by_tier)
+
+    def _bring_nearer(self, handle: Hashable, seen: _Seen, found: Lookup, scope: Scope) -> None:
+        """Ask once for what lies below the first tier, so that it is there when the request is admitted."""
+        is_below = any(tier != self._first_tier for tier in found.tokens_by_tier)
+        if seen.asked_for_more or not self._engine.prefetch or not (is_below or found.wants_probe):
+            return
+        seen.asked_for_more = True
+        seen.prefetch = self.manager.prefetch_async(seen.sequence, scope=scope, label=_label(handle))
+
+    def storage_tokens(self, handle: Hashable, have: int) -> int:
+        """How many of the tokens promised behind ``have`` came from below the first tier."""
+        seen = self._seen.get(handle)
+        if seen is None or seen.have != have:
+            return 0
+        return sum(tokens for tier, tokens in seen.origin.items() if tier != self._first_tier)
+
+    def forget(self, handle: Hashable) -> None:
+        """The attempt is over: drop what was kept for it.  A prefetch that runs goes on."""
+        seen = self._seen.pop(handle, None)
+        if seen is not None and seen.prefetch != NO_TASK:
+            self.manager.try_wait([seen.prefetch])
+
+    @property
+    def num_seen(self) -> int:
+        """Requests that something is kept for."""
+        return len(self._seen)
+
+    # ---- loads ---------------------------------------------------------------------------------
+
+    def start_load_kv(self, handle: Hashable, have: int, count: int, scope: Scope) -> int:
+        """Begin to bring the ``count`` promised tokens behind ``have`` into host slots.
+
+        Returns:
+            A task id, or -1 if the promise cannot be kept; nothing is held then.
+        """
+        seen = self._seen.get(handle)
+        if seen is None:
+            return NO_TASK
+        task, mask = self.manager.get_match(
+            seen.sequence, start=have, max_tokens=have + count, scope=scope, label=_label(handle)
+        )
+        if int(mask.sum()) == count:
+            return task
+        self.manager.metrics.count("promises_broken")
+        self.release(task)
+        return NO_TASK
+
+    def retrieve_kv(self, task: int, slots: Any) -> None:
+        """Let a staged load copy into device slots, one for each of its tokens."""
+        self.manager.launch([task], [slots])
+
+    def wait_staged(self, task: int, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` until a load's blocks lie in host slots, or it has ended."""
+        return self._wait(lambda: self.manager.is_staged(task) or self.manager.is_over(task), timeout_s)
+
+    def wait_over(self, task: int, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` until nothing of a task touches any slot."""
+        return self._wait(lambda: self.manager.is_over(task), timeout_s)
+
+    def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        end = time.monotonic() + timeout_s
+        while True:
+            self.manager.poll()
+            if is_so():
+                return True
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            self.manager.chain.wait_for_message(min(left, 0.0005))
+
+    def result(self, task: int) -> KVResponse:
+        """The end of a task that is over; delivers it."""
+        answer = self.manager.try_wait([task]).get(task)
+        return answer or KVResponse(KVResponseStatus.UNREADY, task)
+
+    def release(self, task: int) -> None:
+        """Give a task up: idempotent.  Its slots are free when ``is_over`` says so."""
+        self.manager.cancel([task])
+        if self.manager.is_over(task):
+            self.manager.try_wait([task])
+
+    # ---- stores --------------------------------------------------------------------------------
+
+    def store_kv(
+        self,
+        handle: Hashable,
+        tokens: Callable[[], Sequence[int]],
+        num_tokens: int,
+        scope: Scope,
+        slots: Callable[[int, int], Any],
+    ) -> int:
+        """Copy what the tiers lack of the first ``num_tokens`` tokens, in the background.
+
+        Args:
+            handle: The request's attempt.
+            tokens: Gives the ids.
+            num_tokens: Tokens whose KV is final once all queued forward passes have ended.
+            scope: What separates the request.
+            slots: Gives the device slots of tokens ``[first, last)`` as a 1-D int64 tensor.
+
+        Returns:
+            A task id, or -1 where there is nothing to do.  Until the task is over its device slots must
+            keep their content.
+        """
+        if not self.manager.may_share(scope):
+            return NO_TASK
+        seen = self._sequence_of(handle, tokens, num_tokens, scope)
+        task, mask = self.manager.put_match(seen.sequence, scope=scope, label=_label(handle))
+        first, last = _span(mask)
+        if first == last:
+            self.manager.try_wait([task])
+            return NO_TASK
+        chosen = slots(first, last)
+        inside = mask[first:last]
+        self.manager.launch([task], [chosen if inside.all() else chosen[inside.nonzero()[0]]])
+        return task
+
+    # ---- the rest ------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Take in what has ended."""
+        self.manager.poll()
+
+    def reset(self) -> None:
+        """Forget requests; the tiers keep their blocks."""
+        self._seen.clear()
+
+    def invalidate(self) -> None:
+        """The weights changed: nothing stored so far may be served again."""
+        self.manager.invalidate()
+        self._seen.clear()
+
+    def shutdown(self) -> None:
+        """Close everything.  Blocks, bounded; may be called twice."""
+        self._seen.clear()
+        self.manager.shutdown()
+
+
+class TransferLog:
+    """Writes one line for each finished transfer, in the form that FlexKV's users search for."""
+
+    def __init__(self, *, is_on: bool) -> None:
+        """Lines at INFO if ``is_on``, and every receipt at DEBUG."""
+        self._is_on = is_on
+        self._number = 0
+
+    def __call__(self, receipt: Receipt) -> None:
+        """Log one."""
+        self._number += 1
+        if receipt.status != "ok":
+            logger.warning("%s", receipt.line())
+            return
+        logger.debug("%s", receipt.line())
+        if self._is_on:
+            seconds = receipt.copy_s or receipt.staging_s
+            logger.info(
+                "[FlexKV] %s transfer request: %d finished transfer data size: %.6f GB transfer time: %.4f s "
+                "transfer bandwidth: %.2f GB/s rid=%s blocks=%d tokens=%d",
+                _DIRECTION[receipt.kind],
+                self._number,
+                receipt.num_bytes / 1e9,
+                seconds,
+                receipt.num_bytes / 1e9 / seconds if seconds > 0 else 0.0,
+                receipt.label,
+                receipt.num_blocks,
+                receipt.num_tokens,
+            )
+
+
+def _label(handle: Hashable) -> str:
+    return str(getattr(handle, "rid", handle))
+
+
+def _span(mask: Any) -> tuple[int, int]:
+    """First and one behind the last True of a numpy mask."""
+    places = mask.nonzero()[0]
+    return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)

@@ -1,0 +1,342 @@
+"""FlexKVRadixCache: what SGLang's scheduler calls, in terms of the connector.
+
+MP mode: ``match_prefix`` only asks; ``init_load_back`` begins a load, holds the scheduler up for a few
+milliseconds at most, and says "ask again" until all promised tokens are in place; a checkpoint starts
+a store and keeps its node locked until the copy is over.  A partial load never reaches SGLang.
+
+Device slots that we hold outside the tree (a load under way, or one that was given up while its copy
+runs) are counted as protected until nothing can touch them any more.
+
+Threads: the scheduler's thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flexkv_core.config import EffectiveConfig
+from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus, Scope
+
+from . import compat
+from .compat import RequestHandle, RequestNamespace
+from .connector import FlexKVConnector, TransferLog
+from .identity import AdapterDigests, model_namespace
+from .pools import device_planes
+from .seam_cache import Checkpoint, Loaded, Prompt, SeamRadixCache, Verdict
+from .transfers import open_transfer
+
+logger = logging.getLogger(__name__)
+
+_ORPHAN_S = 1.0
+"""A finished load that nobody has asked for this long goes into the tree for whoever comes."""
+
+
+@dataclass(eq=False)
+class _Load:
+    """A load that SGLang was not told of yet.
+
+    Attributes:
+        task: The manager's task.
+        have: Tokens before the first loaded one.
+        count: Tokens that it brings.
+        key: SGLang's key of the whole prompt, copied.
+        node: Where it hangs below; locked.
+        slots: Device slots, once they are taken.
+        asked: When SGLang last asked for it.
+    """
+
+    task: int
+    have: int
+    count: int
+    key: Any
+    node: Any
+    slots: torch.Tensor | None
+    asked: float
+
+
+@dataclass(eq=False)
+class _Store:
+    """A store whose device slots are locked in the tree."""
+
+    task: int
+    node: Any
+
+
+class FlexKVRadixCache(SeamRadixCache):
+    """SGLang's radix cache with a chain of tiers below it."""
+
+    def __init__(self, ctx: Any, effective: EffectiveConfig) -> None:
+        """Open the chain for the context's KV pool.
+
+        Raises:
+            EngineError, LayoutError: the model or pool cannot be served.
+            ConfigError, DriverError, TierError, HostMemoryError: a tier cannot be opened.
+        """
+        config = effective.chain
+        self._loads: dict[RequestHandle, _Load] = {}
+        self._stores: list[_Store] = []
+        self._quarantine: list[tuple[int, torch.Tensor]] = []
+        self._ordered: list[int] = []
+        self._weights_are_suspect = False
+        super().__init__(ctx)
+        pool = compat.kv_pool(ctx)
+        planes = device_planes(pool, config.block_tokens, self.page_size)
+        transfer = open_transfer(planes, ctx)
+        self._engine = config.engine
+        self._adapters = AdapterDigests(ctx.tp_worker)
+        try:
+            manager = KVManager(
+                config,
+                layout=planes.layout,
+                namespace=model_namespace(ctx, pool, planes.layout),
+                transfer=transfer,
+                on_receipt=TransferLog(is_on=config.engine.log_transfers),
+                source=effective.file or "environment",
+            )
+            manager.start()
+        except BaseException:
+            transfer.close()
+            raise
+        self.connector = FlexKVConnector(manager, config.engine, first_tier=config.tiers[0].name)
+        logger.info(
+            "[FlexKV] Connector ready rank=%d/%d: layerwise=%s, prefetch=%s, tiers=%s, %s, namespace=%s",
+            ctx.tp_rank,
+            ctx.tp_size,
+            config.engine.layerwise,
+            config.engine.prefetch,
+            " -> ".join(tier.name for tier in config.tiers),
+            planes.layout.describe(),
+            manager.namespace.digest().hex()[:12],
+        )
+
+    # ---- match and load ------------------------------------------------------------------------
+
+    def on_match(self, handle: RequestHandle, prompt: Prompt, have: int) -> int:
+        if self._weights_are_suspect:
+            return 0
+        load = self._loads.get(handle)
+        if load is not None:
+            if load.have == have:
+                return load.count
+            self._give_up(handle)
+        return self.connector.lookup_kv(
+            handle, lambda: prompt.tokens, prompt.num_tokens, self._scope(prompt.namespace), have
+        )
+
+    def on_load_back(
+        self, handle: RequestHandle, req: Any, node: Any, have: int, count: int
+    ) -> Loaded | Verdict:
+        load = self._loads.get(handle)
+        if load is not None and (load.have, load.count) != (have, count):
+            self._give_up(handle)
+            load = None
+        if load is None:
+            load = self._begin(handle, req, node, have, count)
+        if load is None:
+            return Verdict.RECOMPUTE
+        load.asked = time.monotonic()
+        return self._progress(handle, load, req)
+
+    def _begin(self, handle: RequestHandle, req: Any, node: Any, have: int, count: int) -> _Load | None:
+        scope = self._scope(compat.request_namespace(req))
+        task = self.connector.start_load_kv(handle, have, count, scope)
+        if task == NO_TASK:
+            return None
+        self.inc_lock_ref(node)
+        key = compat.prompt_key(req, have + count)
+        load = self._loads[handle] = _Load(task, have, count, key, node, None, time.monotonic())
+        return load
+
+    def _progress(self, handle: RequestHandle, load: _Load, req: Any) -> Loaded | Verdict:
+        """One step: staged, then slots, then copied; never longer than ``load_wait_s``."""
+        end = time.monotonic() + self._engine.load_wait_s
+        manager = self.connector.manager
+        if load.slots is None:
+            if not self.connector.wait_staged(load.task, self._engine.load_wait_s):
+                return Verdict.ASK_AGAIN
+            if not manager.is_over(load.task):
+                load.slots = compat.alloc_slots(self, load.count)
+                if load.slots is None:
+                    manager.metrics.count("load_failures", tier="device", cause="no_device_slots")
+                    self._give_up(handle)
+                    return Verdict.RECOMPUTE
+                self.connector.retrieve_kv(load.task, load.slots)
+        if not self.connector.wait_over(load.task, max(0.0, end - time.monotonic())):
+            ticket = manager.ticket(load.task)
+            if ticket is None or not ticket.order_behind():
+                return Verdict.ASK_AGAIN
+        return self._collect(handle, load, req)
+
+    def _collect(self, handle: RequestHandle, load: _Load, req: Any) -> Loaded | Verdict:
+        """The load is over, or ordered before whatever the engine does next: into the tree with it."""
+        storage = self.connector.storage_tokens(handle, load.have)
+        placed = self._into_tree(handle, load)
+        if placed is None:
+            return Verdict.RECOMPUTE
+        compat.report_storage_tokens(req, min(storage, load.count))
+        return Loaded(*placed)
+
+    def _into_tree(self, handle: RequestHandle, load: _Load) -> tuple[Any, torch.Tensor] | None:
+        del self._loads[handle]
+        answer = self.connector.result(load.task)
+        slots = load.slots
+        placed = None
+        if answer.status is KVResponseStatus.UNREADY:
+            self._ordered.append(load.task)  # the device runs it before whatever the engine queues next
+        if answer.status in (KVResponseStatus.SUCCESS, KVResponseStatus.UNREADY) and slots is not None:
+            placed = compat.insert_loaded(self, load.key, load.have, slots)
+        elif slots is not None:
+            compat.free_slots(self, slots)
+        self.dec_lock_ref(load.node)
+        return placed
+
+    def _give_up(self, handle: RequestHandle) -> None:
+        """Let a load go: its slots are free once its copy has ended."""
+        load = self._loads.pop(handle, None)
+        if load is None:
+            return
+        self.connector.release(load.task)
+        self.dec_lock_ref(load.node)
+        if load.slots is not None:
+            self._quarantine.append((load.task, load.slots))
+            self._end_quarantines()
+
+    def _end_quarantines(self) -> None:
+        manager = self.connector.manager
+        still = []
+        for task, slots in self._quarantine:
+            if manager.is_over(task):
+                manager.try_wait([task])
+                compat.free_slots(self, slots)
+            else:
+                still.append((task, slots))
+        self._quarantine = still
+        manager.metrics.gauge("quarantined_slots", sum(len(slots) for _, slots in still))
+
+    # ---- stores --------------------------------------------------------------------------------
+
+    def on_checkpoint(self, checkpoint: Checkpoint) -> None:
+        if self._weights_are_suspect or not (checkpoint.is_finished or self._engine.store_running):
+            return
+        task = self.connector.store_kv(
+            checkpoint.handle,
+            lambda: checkpoint.tokens,
+            checkpoint.num_tokens,
+            self._scope(checkpoint.namespace),
+            checkpoint.slots,
+        )
+        if task != NO_TASK:
+            self.inc_lock_ref(checkpoint.node)
+            self._stores.append(_Store(task, checkpoint.node))
+
+    def _end_stores(self) -> None:
+        manager = self.connector.manager
+        still = []
+        for store in self._stores:
+            if manager.is_over(store.task):
+                manager.try_wait([store.task])
+                self.dec_lock_ref(store.node)
+            else:
+                still.append(store)
+        self._stores = still
+
+    # ---- life of a request ---------------------------------------------------------------------
+
+    def on_end(self, handle: RequestHandle) -> None:
+        self._give_up(handle)
+        self.connector.forget(handle)
+
+    def on_abort(self, handle: RequestHandle) -> None:
+        self.on_end(handle)
+
+    # ---- ticks ---------------------------------------------------------------------------------
+
+    def on_tick(self) -> None:
+        self.connector.poll()
+        if self._stores:
+            self._end_stores()
+        if self._quarantine:
+            self._end_quarantines()
+        if self._ordered:
+            self._ordered = [task for task in self._ordered if not self._is_delivered(task)]
+        if self._loads:
+            self._adopt_orphans()
+
+    def _is_delivered(self, task: int) -> bool:
+        return bool(self.connector.manager.try_wait([task]))
+
+    def on_batch_end(self) -> None:
+        self.on_tick()
+
+    def _adopt_orphans(self) -> None:
+        """Loads whose request went away without a word: what they brought is the tree's."""
+        oldest = time.monotonic() - _ORPHAN_S
+        for handle, load in list(self._loads.items()):
+            if load.asked > oldest:
+                continue
+            if self.connector.manager.is_over(load.task):
+                self._into_tree(handle, load)
+                self.connector.forget(handle)
+            elif load.slots is None:
+                self._give_up(handle)
+
+    def on_evict(self, num_tokens: int) -> None:  # noqa: ARG002 - any number: ended stores unlock what may go
+        if self._stores:
+            self.connector.poll()
+            self._end_stores()
+
+    def extra_protected_tokens(self) -> int:
+        held = sum(load.count for load in self._loads.values() if load.slots is not None)
+        return held + sum(len(slots) for _, slots in self._quarantine)
+
+    # ---- flush, weights, the end ---------------------------------------------------------------
+
+    def may_flush(self) -> bool:
+        for handle in list(self._loads):
+            self._give_up(handle)
+        end = time.monotonic() + self._engine.shutdown_deadline_s
+        while self._stores or self._quarantine or self._ordered:
+            pending = [s.task for s in self._stores] + [t for t, _ in self._quarantine] + self._ordered
+            if not self.connector.wait_over(pending[0], max(0.0, end - time.monotonic())):
+                return False
+            self.on_tick()
+        return True
+
+    def on_reset(self) -> None:
+        if not self.may_flush():
+            logger.error("[FlexKV] the device is reset while copies are under way")
+        self._loads.clear()
+        self._stores.clear()
+        self._quarantine.clear()
+        self._ordered.clear()
+        self.connector.reset()
+        self._weights_are_suspect = False
+
+    def on_weights_changed(self, reason: str) -> None:
+        logger.info("[FlexKV] %s: the tiers are invalidated", reason)
+        self._weights_are_suspect = True
+        for handle in list(self._loads):
+            self._give_up(handle)
+        self.connector.invalidate()
+
+    def on_sleep(self) -> None:
+        if not self.may_flush():
+            logger.error("[FlexKV] device memory goes while copies are under way")
+
+    def on_shutdown(self) -> None:
+        for handle in list(self._loads):
+            self._give_up(handle)
+        self.connector.shutdown()
+
+    def _scope(self, namespace: RequestNamespace) -> Scope:
+        return Scope(
+            adapter=namespace.adapter,
+            adapter_digest=self._adapters.of(namespace.adapter),
+            extra_key=namespace.extra_key,
+            cache_salt=namespace.salt,
+        )
