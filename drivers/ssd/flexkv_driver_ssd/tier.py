@@ -63,7 +63,8 @@ STATUS_OF = {
 _CONCURRENCY = 8
 _CALL_BYTES = 4 << 20
 """About so much is worth one call: enough to hide its cost, little enough to keep all threads busy."""
-_LIST_BATCH = 256
+_LIST_CHUNK = 32
+"""Heads that one thread reads in a row: fewer, and handing out the work costs more than the reads."""
 
 
 class SsdTier(Tier):
@@ -169,22 +170,28 @@ class SsdTier(Tier):
     def list_blocks(self) -> Iterator[list[StoredBlock]]:
         with self._calls.running("list"):
             entries = self._catalog.oldest_first()
+        step = _CONCURRENCY * _LIST_CHUNK
         with ThreadPoolExecutor(_CONCURRENCY, f"flexkv-{self._name}-list") as pool:
-            for start in range(0, len(entries), _LIST_BATCH):
+            for start in range(0, len(entries), step):
+                stop = min(start + step, len(entries))
+                chunks = [entries[at : min(at + _LIST_CHUNK, stop)] for at in range(start, stop, _LIST_CHUNK)]
                 with self._calls.running("list"):
-                    found = list(pool.map(self._describe, entries[start : start + _LIST_BATCH]))
-                yield [block for block in found if block is not None]
+                    found = list(pool.map(self._describe, chunks))
+                yield [block for blocks in found for block in blocks]
 
-    def _describe(self, entry: Entry) -> StoredBlock | None:
-        record = entry.record
-        head = aligned_buffer(min(self._head_bytes, record.num_bytes))
-        try:
-            entry.place.slab.read(entry.place.slot, head)
-        except OSError as exc:
-            logger.warning("[FlexKV] tier %s: %s is left out: %s", self._name, entry.place.slab.path, exc)
-            return None
-        front = bytes(head[: min(self._head_bytes, record.num_bytes)])
-        return StoredBlock(record.key, record.num_bytes, front, record.used_at)
+    def _describe(self, entries: Sequence[Entry]) -> list[StoredBlock]:
+        buffer = aligned_buffer(self._head_bytes)
+        blocks = []
+        for entry in entries:
+            record = entry.record
+            head = buffer[: min(self._head_bytes, record.num_bytes)]
+            try:
+                got = entry.place.slab.read(entry.place.slot, head)
+            except OSError as exc:
+                logger.warning("[FlexKV] tier %s: %s is left out: %s", self._name, entry.place.slab.path, exc)
+                continue
+            blocks.append(StoredBlock(record.key, record.num_bytes, bytes(head[:got]), record.used_at))
+        return blocks
 
     def usage(self) -> TierUsage:
         used = self._catalog.num_used * self._slot_bytes
