@@ -9,7 +9,6 @@ from flexkv_driver_remote_redis.config import RedisConfig
 from flexkv_driver_remote_redis.tier import RedisTier
 from tests.support.redis_server import RedisServer
 
-
 SERVERS: dict[str, RedisServer] = {}
 
 

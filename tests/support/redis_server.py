@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import random
 import shutil
 import signal
 import socket
@@ -14,9 +16,31 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 DEADLINE_S = 30.0
 """Longest wait for a server to do what it does in milliseconds on an idle machine."""
+
+
+def key(number: int) -> bytes:
+    """A block key."""
+    return hashlib.sha256(number.to_bytes(8, "little")).digest()
+
+
+def name(number: int) -> bytes:
+    """What the driver calls it at the server, with the default prefix."""
+    return b"flexkv:" + key(number).hex().encode()
+
+
+def value(number: int, num_bytes: int = 1 << 20) -> memoryview:
+    """Bytes to keep under it."""
+    return memoryview(random.Random(number).randbytes(num_bytes))
+
+
+def buffer(num_bytes: int = 1 << 20) -> memoryview:
+    """Room to load into, filled so that an untouched byte shows."""
+    return memoryview(bytearray(b"\xa5" * num_bytes))
 
 
 def require_redis() -> None:
@@ -70,10 +94,11 @@ class RedisServer:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
+    def start(self, *more: str) -> None:
+        """Start it, or start it again, with further options."""
         command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1"]
         command += ["--unixsocket", str(self.path), "--dir", str(self.folder), "--save", ""]
-        command += ["--logfile", "log", *self._options]
+        command += ["--logfile", "log", *self._options, *more]
         self._process = subprocess.Popen(command, cwd=self.folder)
         wait_until(self._answers, f"redis-server in {self.folder} answers")
 
@@ -90,11 +115,10 @@ class RedisServer:
         except redis.ConnectionError:
             return False
 
-    def client(self) -> redis.Redis:
+    def client(self, path: Path | None = None) -> redis.Redis:
         """A client behind the driver's back."""
-        return redis.Redis(
-            unix_socket_path=str(self.path), socket_timeout=DEADLINE_S, **{"protocol": 2, **self._probe}
-        )
+        options = {"protocol": 2, "socket_timeout": DEADLINE_S, "retry": Retry(NoBackoff(), 0)}
+        return redis.Redis(unix_socket_path=str(path or self.path), **options, **self._probe)
 
     def ask(self, *command: object) -> object:
         with self.client() as client:
@@ -123,7 +147,7 @@ class RedisServer:
         """Connections are closed and new ones refused; what is stored stays."""
         hidden = self.path.rename(self.path.with_suffix(".away"))
         try:
-            with redis.Redis(unix_socket_path=str(hidden), **{"protocol": 2, **self._probe}) as client:
+            with self.client(hidden) as client:
                 client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             yield
         finally:
@@ -164,19 +188,21 @@ class Proxy:
     def _accept(self) -> None:
         while not self._stop.is_set():
             with suppress(TimeoutError):
-                near, _ = self._listener.accept()
-                self.num_connections += 1
-                far = socket.socket(socket.AF_UNIX)
-                try:
-                    far.connect(str(self._target))
-                except OSError:
-                    near.close()
-                    far.close()
-                    continue
-                for work in (self._requests, self._replies):
-                    thread = threading.Thread(target=work, args=(near, far), name="proxy-pump")
-                    self._threads.append(thread)
-                    thread.start()
+                self._connect(self._listener.accept()[0])
+
+    def _connect(self, near: socket.socket) -> None:
+        self.num_connections += 1
+        far = socket.socket(socket.AF_UNIX)
+        try:
+            far.connect(str(self._target))
+        except OSError:
+            near.close()
+            far.close()
+            return
+        for work in (self._requests, self._replies):
+            thread = threading.Thread(target=work, args=(near, far), name="proxy-pump")
+            self._threads.append(thread)
+            thread.start()
 
     def _requests(self, near: socket.socket, far: socket.socket) -> None:
         near.settimeout(0.05)
@@ -225,7 +251,7 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._listener.close()
-        for thread in self._threads:
+        for thread in self._threads:  # the first one, which may add to them, first
             thread.join(DEADLINE_S)
             assert not thread.is_alive()
+        self._listener.close()

@@ -26,7 +26,7 @@ from redis.exceptions import (
 
 from flexkv_core import Status, TierAccessError, TierError, TierTimeoutError, TierUnavailableError
 
-from .wire import ProtocolError, Refusal
+from .wire import ProtocolError, Refusal, RefusedError
 
 # The first word of a server's reply -> status, and what the reader of the log should know or do.
 REPLIES: dict[str, tuple[Status, str]] = {
@@ -65,7 +65,7 @@ EXCEPTIONS: tuple[tuple[type[Exception], str], ...] = (
     (redis.ResponseError, "ERR"),
 )
 
-_NO_ACCESS_WORDS = ("NOAUTH", "Authentication required")
+_NO_ACCESS_WORDS = ("NOAUTH", "Authentication required", "unauthenticated")
 _TOO_MANY = "max number of clients"
 
 ERRORS: dict[Status, type[TierError]] = {
@@ -75,7 +75,7 @@ ERRORS: dict[Status, type[TierError]] = {
 }
 """What is raised where every key failed for the one reason."""
 
-CAUGHT = (redis.RedisError, RedisClusterException, OSError, ProtocolError)
+CAUGHT = (redis.RedisError, RedisClusterException, OSError, ProtocolError, RefusedError)
 """All that the library, the socket and the wire raise on purpose."""
 
 
@@ -96,7 +96,9 @@ def fault_of_reply(refusal: Refusal) -> Fault:
     """What an error reply means."""
     if _TOO_MANY in refusal.text:
         return Fault(Status.UNAVAILABLE, f"the server has too many clients ({refusal.text})")
-    status, advice = REPLIES.get(refusal.code, (Status.UNAVAILABLE, "the server refuses"))
+    is_unknown = any(word in refusal.text for word in _NO_ACCESS_WORDS)
+    code = "NOAUTH" if is_unknown else refusal.code
+    status, advice = REPLIES.get(code, (Status.UNAVAILABLE, "the server refuses"))
     return Fault(status, f"{advice} ({refusal.text})")
 
 
@@ -105,8 +107,6 @@ def refusal_of(exc: BaseException) -> Refusal | None:
     for kind, code in EXCEPTIONS:
         if isinstance(exc, kind):
             text = str(exc)
-            if any(word in text for word in _NO_ACCESS_WORDS):
-                code = "NOAUTH"
             return Refusal(text if text.startswith(code) else f"{code} {text}")
     return None
 
@@ -120,11 +120,13 @@ def fault_of(exc: Exception) -> Fault:
             return Fault(Status.DENIED, f"the server's certificate is not accepted ({cause.verify_message})")
     if isinstance(exc, redis.TimeoutError | TimeoutError):
         return Fault(Status.TIMEOUT, str(exc))
-    refusal = refusal_of(exc)
+    refusal = exc.refusal if isinstance(exc, RefusedError) else refusal_of(exc)
     if refusal is not None:
         return fault_of_reply(refusal)
     if isinstance(exc, RedisClusterException):
         return Fault(Status.UNAVAILABLE, f"the cluster cannot be reached ({exc})")
+    if isinstance(exc, ConnectionError):
+        return Fault(Status.UNAVAILABLE, f"the connection broke: {exc}")
     return Fault(Status.UNAVAILABLE, str(exc) or type(exc).__name__)
 
 

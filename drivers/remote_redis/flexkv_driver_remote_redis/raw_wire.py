@@ -21,7 +21,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from time import monotonic
 
-from .wire import ProtocolError, Refusal, Reply
+from .wire import ProtocolError, Refusal, RefusedError, Reply
 
 _INBOX_BYTES = 16 << 10
 _PEEK_BYTES = 64
@@ -72,7 +72,7 @@ class RawWire:
         self._begin()
         replies = bytearray()
         while missing := len(names) - replies.count(_CRLF):
-            replies += self._some_replies(missing, len(replies) - (replies.rfind(_CRLF) + 2))
+            replies += self._some_replies(missing, len(replies.rpartition(_CRLF)[2]))
             self._check_deadline()
         lines = bytes(replies).split(_CRLF)
         if len(lines) != len(names) + 1 or lines.pop():
@@ -222,11 +222,27 @@ class RawWire:
                 count = self._sock.sendmsg(left) if self._is_plain else self._sock.send(left[0])
             except (BlockingIOError, TimeoutError) as exc:
                 raise TimeoutError(f"the server took nothing for {self._timeout_s:g} s") from exc
+            except ConnectionError as exc:
+                self._raise_last_words(exc)
+                raise
             while left and count >= len(left[0]):
                 count -= len(left.pop(0))
             if left:
                 left[0] = left[0][count:]
                 self._check_deadline()
+
+    def _raise_last_words(self, cause: ConnectionError) -> None:
+        """A server that closes for a reason says it first; it may be lost, and often is not."""
+        words = bytearray(memoryview(self._inbox)[self._start : self._stop])
+        try:
+            while data := self._sock.recv(_INBOX_BYTES):
+                words += data
+                self._check_deadline()
+        except OSError:
+            pass  # what came before the end counts
+        for line in reversed(words.split(_CRLF)):
+            if line.startswith(b"-"):
+                raise RefusedError(Refusal(line[1:].decode("utf-8", "replace"))) from cause
 
     def _begin(self) -> None:
         self._deadline = monotonic() + self._timeout_s

@@ -36,6 +36,14 @@ class Refusal:
         return self.code in ("MOVED", "ASK", "TRYAGAIN")
 
 
+class RefusedError(Exception):
+    """The server said why, and closed the connection."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
 Reply = int | Refusal | None
 """Of one key: the value's length, a refusal, or None for no value."""
 
