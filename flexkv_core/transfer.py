@@ -78,12 +78,14 @@ class CopyJob:
         spans: Runs of blocks, in the order of the device slots.
         device_slots: ``array('q')`` or 1-D int64 CPU tensor, one per token of all spans.
         after: What must have ended on the device before a byte moves.
+        layerwise: Loads: layers are awaited one by one, so the first go first.
     """
 
     number: int
     spans: Sequence[BlockSpan]
     device_slots: Any
     after: Fence
+    layerwise: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -137,6 +139,14 @@ class Ticket:
         """Order the engine's further device work behind this copy without waiting for it.
 
         True where that was done (a device with streams): the slots may then be used at once.
+        """
+        return False
+
+    def order_layer(self, layer: int, timeout_s: float) -> bool:  # noqa: ARG002 - for subclasses
+        """Order the engine's further device work behind this layer of a load.
+
+        False if that cannot be done: a device without streams, a stream that is being captured, a
+        load that failed or whose layer is not submitted within ``timeout_s``; ``wait_layer`` remains.
         """
         return False
 

@@ -17,6 +17,7 @@ from ..layout import BlockLayout
 from ..transfer import CopyJob
 from .regions import Int64
 
+
 @dataclass(frozen=True, eq=False)
 class SpanTable:
     """The spans of a job, one entry a span, in the order of the device slots.
@@ -98,7 +99,8 @@ def read_spans(job: CopyJob, layout: BlockLayout) -> SpanTable:
         TransferError: a span that its block or its slot cannot hold.
     """
     facts = [
-        (span.slot.address, span.num_tokens, span.first, span.last, span.slot.view.nbytes) for span in job.spans
+        (span.slot.address, span.num_tokens, span.first, span.last, span.slot.view.nbytes)
+        for span in job.spans
     ]
     table = np.fromiter(chain.from_iterable(facts), np.int64, 5 * len(facts)).reshape(-1, 5)
     address, num_tokens, first, last, room = table.T

@@ -1,0 +1,323 @@
+"""The transfer for a CUDA device: paged copies at the speed of the link, off the engine's thread.
+
+Ordering (see also ``lane``): every job waits on the device behind the fence it was given; a load
+moreover behind all that the engine's streams hold when it is queued, for a forward pass that was
+launched before may still write the slots that the load was given.  A ticket is finished only
+after its last event has passed, so a stored block's bytes lie in host memory before anybody
+hears of it.
+
+Threads: the engine's thread queues and takes fences.  The worker (``flexkv-copy-<n>``) owns both
+lanes: streams, rings, submission.  Two waiters (``-loads``, ``-stores``) wait for events and
+finish tickets.  ``_in_flight`` is under ``_lock``; ``_chunks`` is replaced, never changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+import torch
+
+from ..buffers import HostRegion
+from ..errors import TransferError
+from ..metrics import Metrics
+from ..transfer import CopyJob, Fence
+from .copy_queue import Copy
+from .cuda_ticket import CudaFence, CudaTicket, Streams
+from .gpu import CudaGpu, Event, Gpu, PinError
+from .lane import DeviceJob, Lane, PlaneTable, plane_rows
+from .measure import Thresholds, measure_thresholds
+from .pieces import CopyLimits, JobTable, Piece, cut, job_table, run_bytes
+from .pinning import pin_region, unpin_chunks
+from .planes import DevicePlanes
+from .regions import Int64
+from .rows import SpanTable, read_slots, read_spans
+from .waiter import EventWaiter
+from .worker import QueuedTransfer
+
+_log = logging.getLogger(__name__)
+
+_NEVER = 1 << 62
+
+
+@dataclass(frozen=True)
+class CudaCopyConfig:
+    """How copies are made.
+
+    Attributes:
+        method: ``auto`` measures at start from which size staging pays; the others force a way.
+        load_staged_bytes: Loads of at least this many bytes are staged; None measures.
+        store_staged_bytes: The same for stores.
+        ring_bytes: Device memory for each direction's ring: 128 MiB keeps the link busy while
+            one part is submitted.
+        ring_parts: Parts of a ring: one filling, one emptying, two between.
+        batch_bytes: Most bytes of one launch.
+        load_window_bytes: Most bytes of loads under way on the device; None for no limit, so that
+            the engine's stream can be ordered behind a whole load soon after it was queued.
+        store_window_bytes: The same for stores.  A small window lets a device-wide
+            synchronisation (an elastic pool's unmap) wait for a millisecond or two only.
+        load_blocks: Thread blocks of a direct load: reads over the link need many in flight.
+        store_blocks: Thread blocks of a direct store: writes need few.
+        ring_blocks: Thread blocks between ring and pages.
+        pin: ``require`` refuses a region that cannot be pinned; ``prefer`` goes on without, more
+            slowly, and says so.
+        pin_chunk_bytes: Bytes pinned in one call.
+        submit_wait_s: How long ``order_behind`` waits for a load to be submitted.
+    """
+
+    method: Literal["auto", "direct", "staged"] = "auto"
+    load_staged_bytes: int | None = None
+    store_staged_bytes: int | None = None
+    ring_bytes: int = 128 << 20
+    ring_parts: int = 4
+    batch_bytes: int = 64 << 20
+    load_window_bytes: int | None = None
+    store_window_bytes: int | None = 96 << 20
+    load_blocks: int = 16
+    store_blocks: int = 8
+    ring_blocks: int = 16
+    pin: Literal["require", "prefer"] = "prefer"
+    pin_chunk_bytes: int = 1 << 30
+    submit_wait_s: float = 0.005
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """What differs between the two directions."""
+
+    lane: Lane
+    waiter: EventWaiter
+    limits: CopyLimits
+    direct_blocks: int
+    window_bytes: int
+
+
+class CudaTransfer(QueuedTransfer):
+    """Copies between a CUDA device's KV pool and pinned host slots."""
+
+    def __init__(
+        self,
+        planes: DevicePlanes,
+        *,
+        streams: Streams | None = None,
+        config: CudaCopyConfig | None = None,
+        metrics: Metrics | None = None,
+        gpu: Gpu | None = None,
+    ) -> None:
+        """Allocate rings, compile the kernel, measure, start the threads.
+
+        Args:
+            planes: The pool.
+            streams: The engine's streams (see ``Streams``); default: the calling thread's
+                current stream.
+            config: How copies are made.
+            metrics: Where counts go.
+            gpu: The device; default: the one that the planes lie on.
+
+        Raises:
+            TransferError: no CUDA driver or no triton.
+        """
+        device = planes.device
+        number = device.index or 0
+        super().__init__(planes, number)
+        self.config = config or CudaCopyConfig()
+        self._gpu = gpu or CudaGpu(device)
+        self._streams: Streams = streams or (lambda: [torch.cuda.current_stream(device)])
+        self._metrics = metrics or Metrics()
+        self._lock = threading.Lock()
+        self._in_flight = {True: 0, False: 0}
+        self._chunks: dict[int, Int64 | None] = {}
+        self._gpu.bind()
+        self._ways = {is_load: self._open_way(is_load, number) for is_load in (True, False)}
+        self._table = self._plane_table()
+        for way in self._ways.values():
+            way.waiter.start()
+        self.start()
+
+    def register(self, region: HostRegion) -> None:
+        self._gpu.bind()
+        starts: Int64 | None = None
+        try:
+            starts = pin_region(self._gpu, region.address, region.num_bytes, self.config.pin_chunk_bytes)
+        except PinError as fault:
+            if self.config.pin == "require":
+                raise
+            _log.warning("host memory is not pinned, copies will be slow: %s", fault)
+        try:
+            self._regions.add(region, partial(self._forget, region.address))
+        except TransferError:
+            unpin_chunks(self._gpu, [] if starts is None else starts.tolist())
+            raise
+        self._chunks = {**self._chunks, region.address: starts}
+        self._metrics.gauge("host_pinned", float(all(known is not None for known in self._chunks.values())))
+
+    def fence(self) -> Fence:
+        return CudaFence(self._gpu, self._streams())
+
+    def close(self) -> None:
+        super().close()
+        ways, self._ways = self._ways, {}
+        for way in ways.values():
+            way.waiter.close()
+            way.lane.drain()
+
+    def _open_way(self, is_load: bool, number: int) -> _Way:
+        config = self.config
+        parts = config.ring_bytes // config.ring_parts
+        longest_run = max(plane.row_bytes for plane in self.layout.planes) * self.layout.block_tokens
+        part_bytes = -(-max(parts, longest_run) // 4096) * 4096
+        lane = Lane(self._gpu, self.layout, (part_bytes, config.ring_parts), is_load=is_load)
+        blocks = config.load_blocks if is_load else config.store_blocks
+        limits = CopyLimits(self._staged_bytes(lane, is_load), part_bytes, config.batch_bytes)
+        waiter = EventWaiter(self._gpu, f"flexkv-copy-{number}-{'loads' if is_load else 'stores'}")
+        window = config.load_window_bytes if is_load else config.store_window_bytes
+        return _Way(lane, waiter, limits, blocks, _NEVER if window is None else window)
+
+    def _staged_bytes(self, lane: Lane, is_load: bool) -> int:
+        """From which size on jobs are staged: forced, or measured now."""
+        config = self.config
+        given = config.load_staged_bytes if is_load else config.store_staged_bytes
+        if config.method != "auto":
+            return 0 if config.method == "staged" else _NEVER
+        if given is not None:
+            return given
+        blocks = config.load_blocks if is_load else config.store_blocks
+        found: Thresholds = measure_thresholds(
+            self._gpu, lane, self.layout, direct_blocks=blocks, ring_blocks=config.ring_blocks
+        )
+        _log.info("%s: %s", "loads" if is_load else "stores", found.describe())
+        return found.staged_bytes
+
+    def _plane_table(self) -> PlaneTable:
+        rows, word = plane_rows(
+            self.layout,
+            [plane.data_ptr() for plane in self.planes.planes],
+            [plane.stride(0) for plane in self.planes.planes],
+        )
+        stream = self._gpu.stream()
+        table = PlaneTable(self._gpu.upload(rows, stream), word)
+        self._gpu.drain(stream)
+        return table
+
+    def _prepare(self, job: CopyJob, *, is_load: bool) -> Copy:
+        slots = read_slots(job, self.planes.num_slots)
+        spans = read_spans(job, self.layout)
+        if len(spans) and int(np.bitwise_or.reduce(spans.payload)) % self._table.word_bytes:
+            why = f"host slots must be aligned to {self._table.word_bytes} B"
+            raise TransferError(f"copy {job.number} refused: {why}", job=job.number)
+        used = [memory.address for memory, _ in self._regions.split(spans.payload, spans.end(self.layout))]
+        chunks = [self._chunks.get(address) for address in used]
+        fences: list[Event] = list(job.after.events) if isinstance(job.after, CudaFence) else []
+        if is_load:
+            fences += CudaFence(self._gpu, self._streams()).events
+        sizes = (job.num_tokens * self.layout.token_bytes, self.layout.num_layers)
+        ticket = CudaTicket(job, sizes, self._gpu, self._streams, self.config.submit_wait_s)
+        return Copy(
+            ticket, self._steps(ticket, (spans, slots), chunks, fences, is_load=is_load), is_load=is_load
+        )
+
+    def _steps(
+        self,
+        ticket: CudaTicket,
+        parts: tuple[SpanTable, Int64],
+        chunks: Sequence[Int64 | None],
+        fences: Sequence[Event],
+        *,
+        is_load: bool,
+    ) -> Iterator[None]:
+        """Submit the copy, piece by piece; the waiter finishes its ticket."""
+        began = perf_counter()
+        way = self._ways[is_load]
+        table = job_table(*parts)
+        known = [starts for starts in chunks if starts is not None]
+        layerwise = is_load and ticket.job.layerwise
+        pieces = cut(
+            self.layout, table, way.limits, layerwise=layerwise, can_be_direct=len(known) == len(chunks)
+        )
+        bounds = np.sort(np.concatenate([np.empty(0, np.int64), *known]))
+        job = way.lane.begin(table, bounds, fences)
+        for piece in pieces:
+            blocks = self.config.ring_blocks if piece.is_staged else way.direct_blocks
+            way.lane.submit(job, piece, self._table, blocks)
+            self._mark(ticket, way, piece, self._piece_bytes(table, piece), layerwise=layerwise)
+            yield
+        last = way.lane.mark()
+        ticket.mark_layer(self.layout.num_layers - 1, last)
+        way.waiter.put(last, partial(_finish, ticket, began, job))
+
+    def _piece_bytes(self, table: JobTable, piece: Piece) -> int:
+        tokens = table.tokens(piece.first_span, piece.last_span)
+        return tokens * run_bytes(self.layout, piece.first_plane, piece.last_plane)
+
+    def _mark(self, ticket: CudaTicket, way: _Way, piece: Piece, num_bytes: int, *, layerwise: bool) -> None:
+        """Put an event behind a piece if somebody needs to know of its end."""
+        layer = piece.ends_layer if layerwise else -1
+        is_limited = way.window_bytes < _NEVER
+        if layer < 0 and not is_limited:
+            return
+        mark = way.lane.mark()
+        if layer >= 0:
+            ticket.mark_layer(layer, mark)
+        is_load = way is self._ways[True]
+        if is_limited:
+            with self._lock:
+                self._in_flight[is_load] += num_bytes
+        way.waiter.put(mark, partial(self._passed, ticket, layer, num_bytes if is_limited else 0, is_load))
+
+    def _passed(
+        self, ticket: CudaTicket, layer: int, num_bytes: int, is_load: bool, fault: Exception | None
+    ) -> None:
+        """A piece's event has passed.  On the waiter's thread."""
+        if layer >= 0 and fault is None:
+            ticket.finish_layer(layer)
+        if num_bytes:
+            with self._lock:
+                self._in_flight[is_load] -= num_bytes
+            self._queue.wake()
+
+    def _may_go(self, copy: Copy) -> bool:
+        return self._in_flight[copy.is_load] < self._ways[copy.is_load].window_bytes
+
+    def _may_begin(self, copy: Copy) -> bool:
+        return isinstance(copy.ticket.job.after, CudaFence) or super()._may_begin(copy)
+
+    def _settle(self, copy: Copy) -> None:
+        try:
+            self._ways[copy.is_load].lane.drain()
+        except Exception:  # noqa: BLE001 - clean-up: the device itself has failed, so nothing moves
+            # any more; the copy's own error says why.
+            _log.exception("could not wait for the device after copy %d failed", copy.ticket.job.number)
+
+    def _work(self) -> None:
+        self._gpu.bind()
+        super()._work()
+
+    def _forget(self, address: int) -> None:
+        """A region closes: nothing may move there any more, then it is unpinned."""
+        starts = self._chunks.get(address)
+        self._chunks = {known: value for known, value in self._chunks.items() if known != address}
+        for way in self._ways.values():
+            way.lane.drain()
+        if starts is not None:
+            unpin_chunks(self._gpu, starts.tolist())
+
+
+def _finish(ticket: CudaTicket, began: float, job: DeviceJob, fault: Exception | None) -> None:
+    """The last event has passed; ``job`` kept the job's table on the device until now."""
+    error = None
+    if fault is not None:
+        number = ticket.job.number
+        error = TransferError(f"copy {number} failed on the device: {fault!r}", job=number)
+        error.__cause__ = fault
+    del job
+    ticket.finish(perf_counter() - began, error)
+
+
+CudaStreams = Callable[[], Sequence[torch.cuda.Stream]]
+"""What ``streams`` is on a real device."""

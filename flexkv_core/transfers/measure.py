@@ -1,0 +1,126 @@
+"""Measured at start: from which size on staging beats the direct kernel on this link.
+
+On scratch memory of our own, with the same streams, ring and launches as real copies; the
+engine's pool is not touched.  Takes some tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from ..buffers import HostRegion
+from ..layout import BlockLayout
+from .gpu import Gpu, PinError
+from .lane import Lane, PlaneTable, plane_rows
+from .pieces import CopyLimits, JobTable, cut, job_table
+from .pinning import pin_region, unpin_chunks
+from .rows import SpanTable
+
+_SIZES = (4 << 20, 16 << 20, 48 << 20, 96 << 20)
+_REPEATS = 3
+_DEFAULT_STAGED_BYTES = 64 << 20
+"""Where nothing can be measured.  Both ways met near this size on an H200."""
+
+_SCRATCH_SLOTS = 1024
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What was found.
+
+    Attributes:
+        staged_bytes: From this size on jobs are staged.
+        rates: Per size measured: bytes, GB/s direct, GB/s staged.
+    """
+
+    staged_bytes: int
+    rates: tuple[tuple[int, float, float], ...]
+
+    def describe(self) -> str:
+        """One line for the log."""
+        rates = ", ".join(
+            f"{size >> 20} MiB {direct:.1f}/{staged:.1f}" for size, direct, staged in self.rates
+        )
+        return f"staged from {self.staged_bytes >> 20} MiB on (direct/staged GB/s: {rates or 'not measured'})"
+
+
+def choose(rates: tuple[tuple[int, float, float], ...]) -> int:
+    """The smallest measured size from which on staging never loses."""
+    staged_bytes = 2 * rates[-1][0]
+    for size, direct, staged in reversed(rates):
+        if staged < direct:
+            break
+        staged_bytes = size
+    return staged_bytes
+
+
+def measure_thresholds(
+    gpu: Gpu, lane: Lane, layout: BlockLayout, *, direct_blocks: int, ring_blocks: int
+) -> Thresholds:
+    """Time both ways at a few sizes, in whole blocks; also compiles the kernel."""
+    most = max(1, _SIZES[-1] // layout.block_bytes)
+    count = min(most, max(1, (192 << 20) // layout.slot_bytes))
+    region = HostRegion(count * layout.slot_bytes)
+    try:
+        starts = pin_region(gpu, region.address, region.num_bytes, region.num_bytes).tolist()
+    except PinError:
+        region.close()
+        return Thresholds(_DEFAULT_STAGED_BYTES, ())
+    try:
+        planes, keep = _scratch_planes(gpu, lane, layout)
+        found = []
+        for size in _SIZES:
+            blocks = min(count, max(1, size // layout.block_bytes))
+            table = _table(region.address, layout, blocks)
+            run = _runner(lane, layout, table, planes)
+            num_bytes = blocks * layout.block_bytes
+            direct = num_bytes / run(1 << 62, direct_blocks) / 1e9
+            found.append((num_bytes, direct, num_bytes / run(0, ring_blocks) / 1e9))
+        rates = tuple(sorted(set(found)))
+        del keep
+        return Thresholds(choose(rates), rates)
+    finally:
+        lane.drain()
+        unpin_chunks(gpu, starts)
+        region.close()
+
+
+def _scratch_planes(gpu: Gpu, lane: Lane, layout: BlockLayout) -> tuple[PlaneTable, object]:
+    """All planes in one piece of scratch memory, so that it stays small; rows overlap."""
+    widest = max(plane.row_bytes for plane in layout.planes)
+    memory = gpu.allocate(_SCRATCH_SLOTS * widest, lane.kernels)
+    addresses = [memory.data_ptr()] * len(layout.planes)
+    rows, word = plane_rows(layout, addresses, [plane.row_bytes for plane in layout.planes])
+    return PlaneTable(gpu.upload(rows, lane.kernels), word), memory
+
+
+def _table(address: int, layout: BlockLayout, blocks: int) -> JobTable:
+    number = np.arange(blocks, dtype=np.int64)
+    full = np.full(blocks, layout.block_tokens, dtype=np.int64)
+    spans = SpanTable(address + number * layout.slot_bytes + layout.header_bytes, full, 0 * full, full)
+    slots = np.random.default_rng(0).integers(0, _SCRATCH_SLOTS, blocks * layout.block_tokens)
+    return job_table(spans, slots)
+
+
+def _runner(
+    lane: Lane, layout: BlockLayout, table: JobTable, planes: PlaneTable
+) -> Callable[[int, int], float]:
+    def run(staged_bytes: int, blocks: int) -> float:
+        """Best seconds of a few runs, the first of which warms up."""
+        limits = CopyLimits(staged_bytes, lane.part_bytes)
+        pieces = cut(layout, table, limits, layerwise=False, can_be_direct=True)
+        times = []
+        for _ in range(_REPEATS + 1):
+            began = perf_counter()
+            job = lane.begin(table, np.empty(0, dtype=np.int64), ())
+            for piece in pieces:
+                lane.submit(job, piece, planes, blocks)
+            lane.mark().synchronize()
+            times.append(perf_counter() - began)
+        return min(times[1:])
+
+    return run
