@@ -62,8 +62,9 @@ class Kit:
         with capture.global_and_fixture_disabled():
             reporter.write_line("")
             for reason, tests in skipped.items():
-                names = ", ".join(dict.fromkeys(tests))
-                reporter.write_line(f"{cls.__name__} skipped, because {reason}: {names}")
+                names = list(dict.fromkeys(tests))
+                more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+                reporter.write_line(f"{cls.__name__}: {reason}: skipped {', '.join(names[:2])}{more}")
 
     def skip(self, reason: str) -> None:
         """Skip the running test, and have it printed when the class is through."""
