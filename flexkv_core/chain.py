@@ -320,11 +320,20 @@ class TierChain:
         else:
             self.stores.cancel(job, self._clock())
 
-    def store(self, chain: BlockChain, num_tokens: int, *, label: str = "") -> StoreJob | None:
+    def store(
+        self, chain: BlockChain, num_tokens: int, *, with_tail: bool = True, label: str = ""
+    ) -> StoreJob | None:
         """Plan a store of the first ``num_tokens`` tokens; None where there is nothing to do."""
         now = self._clock()
         self.stores.tick(now)
-        return self.stores.begin(chain, num_tokens, page_tokens=self.layout.page_tokens, label=label, now=now)
+        return self.stores.begin(
+            chain,
+            num_tokens,
+            page_tokens=self.layout.page_tokens,
+            with_tail=with_tail,
+            label=label,
+            now=now,
+        )
 
     def launch(self, job: StoreJob, device_slots: Any, fence: Fence) -> None:
         """Start a planned store: one device slot for each token of ``job.blocks``."""

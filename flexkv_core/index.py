@@ -187,18 +187,21 @@ class BlockIndex:
         wanted = chain.block(block, min(rest, self.block_tokens))
         at = bisect_left(siblings, (wanted, b""))
         best: Hit | None = None
-        # The longest common prefix is with a neighbour; further neighbours matter only where a nearer
-        # one is not ready, and they never share more.
+        # The longest common prefix is with a neighbour; further ones never share more, and are looked
+        # at only where a nearer one is not ready, or shares as much and lies in a slower tier.
         for neighbours in (range(at, len(siblings)), range(at - 1, -1, -1)):
             for i in neighbours:
                 tokens, key = siblings[i]
                 shared = common_tokens(wanted, tokens) // page_tokens * page_tokens
-                if shared == 0 or (best is not None and shared <= best.num_tokens):
+                if shared == 0 or (best is not None and shared < best.num_tokens):
                     break
                 node = self._nodes[key]
                 tier = self._fastest(node, is_usable, oldest)
-                if tier >= 0:
+                if tier < 0:
+                    continue
+                if best is None or shared > best.num_tokens or tier < best.tier:
                     best = Hit(key, shared, node.num_tokens, tier)
+                if best.tier == 0:
                     break
         return best
 

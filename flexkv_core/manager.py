@@ -294,7 +294,13 @@ class KVManager:
         return task.task_id, _mask(chain.num_tokens, ranges)
 
     def put_match(
-        self, token_ids: Tokens, token_mask: Any = None, *, scope: Scope = _NO_SCOPE, label: str = ""
+        self,
+        token_ids: Tokens,
+        token_mask: Any = None,
+        *,
+        scope: Scope = _NO_SCOPE,
+        with_tail: bool = True,
+        label: str = "",
     ) -> tuple[int, np.ndarray[Any, Any]]:
         """Plan a store and take host slots for it.
 
@@ -302,6 +308,7 @@ class KVManager:
             token_ids: The sequence whose KV is final.
             token_mask: Must begin with True: a store begins at the first token.
             scope: What separates the request from others.
+            with_tail: Whether a partly filled last block is worth keeping: the sequence ends here.
             label: The request, for receipts.
 
         Returns:
@@ -313,7 +320,11 @@ class KVManager:
         chain = self.sequence(token_ids, scope)
         if token_mask is not None and len(token_mask) and not bool(token_mask[0]):
             raise ValueError("the mask of a store must begin with True")
-        job = self.chain.store(chain, chain.num_tokens, label=label) if self.may_share(scope) else None
+        job = (
+            self.chain.store(chain, chain.num_tokens, with_tail=with_tail, label=label)
+            if self.may_share(scope)
+            else None
+        )
         ranges = [(b.start, b.start + b.num_tokens) for b in job.blocks] if job is not None else []
         task = self._new_task(chain.num_tokens, job, ranges)
         return task.task_id, _mask(chain.num_tokens, ranges)

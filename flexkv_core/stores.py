@@ -155,9 +155,24 @@ class Stores:
         return any(link.keeps_tails and link.config.write is not WritePolicy.NEVER for link in self._links)
 
     def begin(
-        self, chain: BlockChain, num_tokens: int, *, page_tokens: int, label: str, now: float
+        self,
+        chain: BlockChain,
+        num_tokens: int,
+        *,
+        page_tokens: int,
+        with_tail: bool,
+        label: str,
+        now: float,
     ) -> StoreJob | None:
         """Plan a store of the first ``num_tokens`` tokens and take host slots for what is missing.
+
+        Args:
+            chain: The sequence, under its namespace.
+            num_tokens: Tokens whose KV is final.
+            page_tokens: The engine's page.
+            with_tail: Whether a partly filled last block is worth keeping: the sequence ends here.
+            label: The request, for people.
+            now: The chain's clock.
 
         Returns:
             The store, of the longest part that fits; None where there is nothing to do or no room.
@@ -165,7 +180,11 @@ class Stores:
         if not any(link.takes_stores for link in self._links):
             return None
         blocks = plan_store(
-            chain, num_tokens, self._is_there, page_tokens=page_tokens, with_tail=self.keeps_tails
+            chain,
+            num_tokens,
+            self._is_there,
+            page_tokens=page_tokens,
+            with_tail=with_tail and self.keeps_tails,
         )
         blocks = self._within_limit(blocks)
         if not blocks:
@@ -293,15 +312,21 @@ class Stores:
             for below in passing:
                 self._host.drop(below.slot)
         else:
-            self._drop_superseded(host, job.blocks)
+            self._drop_superseded(host, [block.key for block in job.blocks], now)
 
-    def _drop_superseded(self, host: Link, blocks: Sequence[StoreBlock]) -> None:
+    def _drop_superseded(self, link: Link, keys: Sequence[BlockKey], now: float) -> None:
         """A longer block repeats what partly filled siblings hold: they only take room."""
-        for block in blocks:
-            for key in self._index.superseded(host.number, block.key):
-                self._index.remove(host.number, key)
-                if host.direct is not None:
-                    host.direct.evict([key])
+        gone = list(
+            dict.fromkeys(other for key in keys for other in self._index.superseded(link.number, key))
+        )
+        for key in gone:
+            self._index.remove(link.number, key)
+        if not gone:
+            return
+        if link.direct is not None:
+            link.direct.evict(gone)
+        else:
+            link.workers.submit(Call(Verb.EVICT, gone, deadline=now + link.config.store_deadline_s))
 
     def _drop(self, job: StoreJob, state: StoreState, now: float) -> None:
         host = self._host_link
@@ -470,6 +495,8 @@ class Stores:
             self._metrics.count("store_failures", tier=link.name, cause=outcome.status.value)
             if not is_adrift:
                 self._release(block)
+        if good and link.is_indexed:
+            self._drop_superseded(link, good, now)
         if good:
             self._observers.stored(link.name, good, len(good) * self._layout.slot_bytes)
         if again:

@@ -112,7 +112,8 @@ class Draft:
         if path in self._general:
             self.report.notice(f"{old} loses to {new} for {dotted(path)}, the more specific name")
         else:
-            self.report.fault(f"{old.name} says something else for {dotted(path)}", new.name)
+            line = f"{new.name}: {old.name} says something else for {dotted(path)}"
+            self.report.fault(line, new.rank.name.lower())
 
     def _holder(self, path: Path) -> dict[str, Any] | None:
         """The mapping that the last part of ``path`` is a key of, made where it is absent."""

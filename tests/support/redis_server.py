@@ -175,6 +175,7 @@ class Proxy:
         self._listener.settimeout(0.05)
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._accept, name="proxy-accept")]
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self.reply_limit: int | None = None
         self.pace_s = 0.0
         self.num_connections = 0
@@ -184,6 +185,14 @@ class Proxy:
     @property
     def url(self) -> str:
         return f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def cut_idle(self) -> None:
+        """Close every connection from the server's side."""
+        for near, far in self._pairs:
+            for end in (near, far):
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+        self._pairs.clear()
 
     def _accept(self) -> None:
         while not self._stop.is_set():
@@ -199,6 +208,7 @@ class Proxy:
             near.close()
             far.close()
             return
+        self._pairs.append((near, far))
         for work in (self._requests, self._replies):
             thread = threading.Thread(target=work, args=(near, far), name="proxy-pump")
             self._threads.append(thread)

@@ -50,10 +50,15 @@ def make_pool(layout: BlockLayout, capacity: int) -> tuple[HostRegion, SlotPool]
 
 
 def make_job(
-    number: int, spans: list[BlockSpan], slots: list[int] | torch.Tensor, after: Fence | None = None
+    number: int,
+    spans: list[BlockSpan],
+    slots: list[int] | torch.Tensor,
+    after: Fence | None = None,
+    *,
+    layerwise: bool = False,
 ) -> CopyJob:
     given = slots if isinstance(slots, torch.Tensor) else array("q", slots)
-    return CopyJob(number, spans, given, after or PassedFence())
+    return CopyJob(number, spans, given, after or PassedFence(), layerwise)
 
 
 def whole(slot: Slot, num_tokens: int) -> BlockSpan:

@@ -68,7 +68,7 @@ class Catalog:
 
     def found(self, rows: Sequence[tuple[BlockKey, int]]) -> None:
         """Values that were met, with their lengths."""
-        self._index.add(rows)
+        self._index.add(rows, time.time())
 
     def missed(self, keys: Sequence[BlockKey]) -> None:
         """Values that were not there."""
@@ -76,7 +76,7 @@ class Catalog:
 
     def stored(self, service: Service, rows: Sequence[tuple[BlockKey, int]]) -> None:
         """Values of this process that became readable; others are told."""
-        self._index.add(rows)
+        self._index.add(rows, time.time())
         self._tell(service, rows)
 
     def removed(self, service: Service, keys: Sequence[BlockKey]) -> None:
@@ -127,9 +127,10 @@ class Catalog:
         while self._listing_after is not None:
             if not self._listing_after:
                 self._index.begin_pass()
+            asked_at = time.time()
             page, is_more = service.page(self._names.blocks, self._listing_after)
             rows = [(self._names.key(name), num_bytes) for name, num_bytes in page]
-            self._index.add((key, num_bytes) for key, num_bytes in rows if key is not None)
+            self._index.add(((key, num_bytes) for key, num_bytes in rows if key is not None), asked_at)
             self._listing_after = page[-1][0] if is_more and page else None
             if self._listing_after is None:
                 self._index.end_pass()

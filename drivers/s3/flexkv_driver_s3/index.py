@@ -6,7 +6,6 @@ Threads: any; ``_lock`` covers all fields and is held for dictionary operations 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Sequence
 
 from flexkv_core import BlockKey
@@ -18,7 +17,7 @@ class KeyIndex:
     def __init__(self) -> None:
         """Nothing is known yet."""
         self._lock = threading.Lock()
-        self._entries: dict[BlockKey, tuple[int, int, float]] = {}  # length, listing, when added
+        self._entries: dict[BlockKey, tuple[int, int, float]] = {}  # length, listing, when met
         self._pass = 0
         self._used_bytes = 0
 
@@ -28,14 +27,14 @@ class KeyIndex:
             found = [self._entries.get(key) for key in keys]
         return [None if entry is None else entry[0] for entry in found]
 
-    def add(self, rows: Iterable[tuple[BlockKey, int]]) -> None:
-        """Values that are there, with their lengths."""
-        now = time.time()
+    def add(self, rows: Iterable[tuple[BlockKey, int]], when: float) -> None:
+        """Values that were there at ``when`` (seconds since the epoch), with their lengths."""
         with self._lock:
             for key, num_bytes in rows:
                 old = self._entries.get(key)
                 self._used_bytes += num_bytes - (old[0] if old is not None else 0)
-                self._entries[key] = (num_bytes, self._pass, now)
+                latest = max(when, old[2]) if old is not None else when
+                self._entries[key] = (num_bytes, self._pass, latest)
 
     def discard(self, keys: Iterable[BlockKey]) -> None:
         """Values that are not there."""

@@ -92,9 +92,9 @@ class Journal:
         return True
 
     def _apply(self, index: KeyIndex, name: str, rows: list[tuple[BlockKey, int]]) -> None:
-        index.add((key, num_bytes) for key, num_bytes in rows if num_bytes != GONE)
-        gone = [key for key, num_bytes in rows if num_bytes == GONE]
-        index.discard_older(gone, _time_of(name.removeprefix(self._names.journal)))
+        when = _time_of(name.removeprefix(self._names.journal))
+        index.add(((key, num_bytes) for key, num_bytes in rows if num_bytes != GONE), when)
+        index.discard_older([key for key, num_bytes in rows if num_bytes == GONE], when)
 
     def sweep(self, service: Service) -> None:
         """Remove entries that dead writers left long ago, at most one page."""

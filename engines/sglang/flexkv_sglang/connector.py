@@ -186,6 +186,8 @@ class FlexKVConnector:
         num_tokens: int,
         scope: Scope,
         slots: Callable[[int, int], Any],
+        *,
+        is_finished: bool = True,
     ) -> int:
         """Copy what the tiers lack of the first ``num_tokens`` tokens, in the background.
 
@@ -195,6 +197,7 @@ class FlexKVConnector:
             num_tokens: Tokens whose KV is final once all queued forward passes have ended.
             scope: What separates the request.
             slots: Gives the device slots of tokens ``[first, last)`` as a 1-D int64 tensor.
+            is_finished: Whether the sequence ends here, so that its partly filled last block is kept.
 
         Returns:
             A task id, or -1 where there is nothing to do.  Until the task is over its device slots must
@@ -203,7 +206,9 @@ class FlexKVConnector:
         if not self.manager.may_share(scope):
             return NO_TASK
         seen = self._sequence_of(handle, tokens, num_tokens, scope)
-        task, mask = self.manager.put_match(seen.sequence, scope=scope, label=_label(handle))
+        task, mask = self.manager.put_match(
+            seen.sequence, scope=scope, with_tail=is_finished, label=_label(handle)
+        )
         first, last = _span(mask)
         if first == last:
             self.manager.try_wait([task])

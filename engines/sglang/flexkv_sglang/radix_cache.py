@@ -229,6 +229,7 @@ class FlexKVRadixCache(SeamRadixCache):
             checkpoint.num_tokens,
             self._scope(checkpoint.namespace),
             checkpoint.slots,
+            is_finished=checkpoint.is_finished,
         )
         if task != NO_TASK:
             self.inc_lock_ref(checkpoint.node)
