@@ -17,7 +17,7 @@ from flexkv_core import Status, TierAccessError, TierError, TierUnavailableError
 from flexkv_core.drivers import find_driver
 from flexkv_core.testing import make_values
 from flexkv_driver_ssd.config import SsdConfig
-from tests.support.ssd_disk import LAYOUT, load, served, store, tier_at
+from tests.support.ssd_disk import LAYOUT, SLOT, load, served, store, tier_at
 
 from .conftest import Mount
 
@@ -36,35 +36,39 @@ def test_second_owner_is_refused_and_named(tmp_path: Path) -> None:
     tier_at(tmp_path).close()
 
 
-def open_when_told(root: str) -> None:
-    """In a child: open, say how it went, hold until told."""
-    sys.stdin.readline()
+def race(root: str, count: int) -> None:
+    """In a child: fork ``count`` processes that open ``root`` at once and hold it; print what each met."""
+    go, told, end = os.pipe(), os.pipe(), os.pipe()
+    for _ in range(count):
+        if os.fork() == 0:
+            os.close(go[1])
+            os.close(end[1])
+            os.read(go[0], 1)
+            os.write(told[1], _try_to_open(root).encode() + b"\n")
+            os.read(end[0], 1)
+            os._exit(0)
+    os.close(go[1])
+    with os.fdopen(told[0]) as lines:
+        print("".join(sorted(next(lines) for _ in range(count))), end="")
+    os.close(end[1])
+    for _ in range(count):
+        assert os.wait()[1] == 0
+
+
+def _try_to_open(root: str) -> str:
     try:
-        with tier_at(root) as tier:
-            assert store(tier, *make_values(LAYOUT, 1))[0].is_ok
-            print("open", flush=True)
-            sys.stdin.readline()
+        tier = tier_at(root)
     except TierAccessError as exc:
-        print("in use" if "in use by process" in str(exc) else f"{exc}", flush=True)
+        return "in use" if "in use by process" in str(exc) else str(exc)
+    return tier.store([bytes(32)], [memoryview(bytes(SLOT))])[0].status.value
 
 
 def test_sixteen_processes_make_one_new_path(tmp_path: Path) -> None:
     root = tmp_path / "a new" / "path"
-    code = f"from tests.drivers.ssd.test_open import open_when_told as o; o({str(root)!r})"
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(16)
-    ]
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    told = [child.stdout.readline().strip() for child in children if child.stdout is not None]
-    for child in children:
-        child.communicate("end\n", timeout=60)
-    assert sorted(told) == ["in use"] * 15 + ["open"]
+    code = f"from tests.drivers.ssd.test_open import race; race({str(root)!r}, 16)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["in use"] * 15 + ["ok"]
     tier_at(root).close()
 
 
