@@ -118,6 +118,8 @@ def fault_of(exc: Exception) -> Fault:
     for cause in _causes(exc):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return Fault(Status.DENIED, f"the server's certificate is not accepted ({cause.verify_message})")
+        if isinstance(cause, TimeoutError) and "handshake" in str(cause):
+            return Fault(Status.TIMEOUT, "no answer to the TLS handshake: does this port speak TLS?")
     if isinstance(exc, redis.TimeoutError | TimeoutError):
         return Fault(Status.TIMEOUT, str(exc))
     refusal = exc.refusal if isinstance(exc, RefusedError) else refusal_of(exc)

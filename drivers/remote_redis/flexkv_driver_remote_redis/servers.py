@@ -54,6 +54,7 @@ class Servers:
         self._places = threading.BoundedSemaphore(config.connections)
         self._lock = threading.Lock()
         self._client: Any = None
+        self._helpers: list[Any] = []  # further clients that the library made, to be closed as well
         self.is_raw = True
 
     def routes(self, names: Sequence[bytes]) -> list[tuple[Any, list[int]]]:
@@ -110,12 +111,14 @@ class Servers:
     def close(self) -> None:
         """Close every connection; a later call would connect again."""
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            self._close(client)
+            clients, self._client, self._helpers = [self._client, *self._helpers], None, []
+        for client in clients:
+            if client is not None:
+                self._close(client)
 
     def _close(self, client: Any) -> None:
-        client.connection_pool.disconnect()
+        if hasattr(client, "connection_pool"):
+            client.connection_pool.disconnect()
         client.close()
 
     def _wire_on(self, connection: Any) -> Wire:
@@ -141,6 +144,7 @@ class Servers:
         options = connection_options(config)
         sentinel: Any = Sentinel  # redis-py annotates it in part
         sentinels = sentinel(config.members, sentinel_kwargs={**options, "db": 0, **own})
+        self._helpers = list(sentinels.sentinels)
         return sentinels.master_for(config.sentinel.master, **options)
 
 
@@ -184,18 +188,18 @@ class ClusterServers(Servers):
                 client.nodes_manager.initialize()
                 self._is_stale = False
 
-    def _close(self, client: Any) -> None:
-        client.close()
-
     def _make_client(self) -> Any:
         options = connection_options(self._config)
         del options["db"]
         node: Any = ClusterNode  # redis-py annotates it in part
-        return RedisCluster(
-            startup_nodes=[node(host, port) for host, port in self._config.members],
-            require_full_coverage=False,
-            **options,
-        )
+        nodes = [node(host, port) for host, port in self._config.members]
+        try:
+            return RedisCluster(startup_nodes=list(nodes), require_full_coverage=False, **options)
+        finally:
+            # The cluster's own addresses are used from here on, not the ones that it was found by.
+            for found in nodes:
+                if found.redis_connection is not None:
+                    found.redis_connection.connection_pool.disconnect()
 
 
 def open_servers(config: RedisConfig) -> Servers:

@@ -1,0 +1,61 @@
+"""A master that a Sentinel names, before and after a failover."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from flexkv_core import TierUnavailableError
+from tests.support.redis_server import DEADLINE_S, RedisServer, free_port, key, value, wait_until
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """Master, replica and one Sentinel; yields them with the Sentinel's port."""
+    quick = ("--repl-diskless-sync-delay", "0")
+    with RedisServer(tmp_path / "a", *quick, port=free_port()) as master:
+        follows = ("--replicaof", "127.0.0.1", str(master.port))
+        with RedisServer(tmp_path / "b", *quick, *follows, port=free_port()) as replica:
+            wait_until(lambda: replica.ask("INFO")["master_link_status"] == "up", "the replica follows")
+            port = free_port()
+            config = tmp_path / "sentinel.conf"
+            config.write_text(
+                f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nlogfile {tmp_path}/sentinel.log\n"
+                f"sentinel monitor kv 127.0.0.1 {master.port} 1\n"
+                "sentinel down-after-milliseconds kv 500\nsentinel failover-timeout kv 2000\n"
+            )
+            process = subprocess.Popen(["redis-server", str(config), "--sentinel"])
+            try:
+                yield master, replica, port
+            finally:
+                process.kill()
+                process.wait(DEADLINE_S)
+
+
+def test_failover_is_followed(watched, open_tier):
+    master, replica, port = watched
+    tier = open_tier(f"redis://127.0.0.1:{port}", sentinel={"master": "kv"}, timeout_s=2)
+    wait_until(lambda: _stores(tier), "the Sentinel answers")
+    assert master.ask("DBSIZE") == 1
+    wait_until(lambda: replica.ask("DBSIZE") == 1, "the replica has it too")
+    _swap(master, replica)
+    # The connection leads to what is a replica now: refused, dropped, and asked for anew.
+    wait_until(lambda: _stores(tier), "the Sentinel has noticed")
+    assert replica.ask("ROLE")[0] == b"master"
+    assert tier.lookup([key(1)])[0].is_ok
+    with pytest.raises(TierUnavailableError, match="No master found"):
+        open_tier(f"redis://127.0.0.1:{port}", sentinel={"master": "other"}).lookup([key(1)])
+
+
+def _swap(master, replica):
+    replica.ask("REPLICAOF", "NO", "ONE")
+    master.kill()
+    # Sentinel sees the master down, and the replica as the one to name.
+
+
+def _stores(tier):
+    try:
+        return tier.store([key(1)], [value(1)])[0].is_ok
+    except TierUnavailableError:
+        return False
