@@ -46,6 +46,11 @@ class SsdConfig(Model):
         description="This much of each file system stays free: a full disk hurts more than this tier. "
         "Below it the tier stops growing and makes room by eviction.",
     )
+    persistent: bool = Field(
+        True,
+        description="Keep blocks for the next start. Off: files are removed at the end, and what a killed "
+        "process left at the start.",
+    )
     direct_io: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Bypass the page cache, which would hold every block a second time. auto: where the "

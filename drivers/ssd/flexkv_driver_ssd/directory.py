@@ -9,6 +9,7 @@ and then, through ``on_grown``, the catalog's lock; never the other way round.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -68,6 +69,7 @@ class Directory:
         self.slabs: list[Slab] = []
         self._geometry = geometry
         self._min_free = config.min_free
+        self._is_persistent = config.persistent
         self._growing = threading.Lock()
         self._slab_slots = _slab_slots(config, num_slots, geometry.slot_bytes)
         self._folder = Folder(path, geometry, tier)
@@ -79,6 +81,8 @@ class Directory:
                     tier=tier,
                     operation="open",
                 )
+            if not self._is_persistent:
+                self._remove_files()
             self._open_slabs()
             self._left_overs: list[LeftOver] = self._folder.left_overs()
             self._check_room(tier)
@@ -111,6 +115,10 @@ class Directory:
                 continue
             room -= slab.num_slots
             self.slabs.append(slab)
+
+    def _remove_files(self) -> None:
+        for path in [*self._folder.path.glob("*.slab"), *self._folder.path.glob("*.index")]:
+            path.unlink(missing_ok=True)
 
     def _drop(self, path: Path, reason: str) -> None:
         self.num_skipped += 1
@@ -238,6 +246,9 @@ class Directory:
         """Close all files and let go of the directory.  May be called twice."""
         for slab in self.slabs:
             slab.close()
+        if not self._is_persistent and self._folder.is_open:
+            with contextlib.suppress(OSError):  # a disk that is gone: the next start removes them
+                self._remove_files()
         self._folder.close()
 
 

@@ -117,6 +117,11 @@ class Folder:
         with os.fdopen(fd, "w") as file:
             file.write(text)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the folder is still this process's."""
+        return self._lock_fd >= 0
+
     def free_bytes(self) -> int | None:
         """Bytes that this user may still take from the file system; None where it does not say."""
         about = os.statvfs(self.path)

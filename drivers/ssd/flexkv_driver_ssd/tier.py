@@ -86,7 +86,7 @@ class SsdTier(Tier):
                 operation="open",
             )
         self.capabilities = TierCapabilities(
-            persistent=True,
+            persistent=config.persistent,
             can_list=True,
             capacity_bytes=num_slots * slot_bytes,
             max_value_bytes=slot_bytes,

@@ -136,3 +136,17 @@ def test_value_longer_than_the_buffer(tmp_path: Path) -> None:
         small = aligned_buffer(4096, 7)
         assert tier.load([value.key], [small])[0].status is Status.CORRUPT
         assert set(small) == {7}
+
+
+def test_not_persistent(tmp_path: Path) -> None:
+    values = make_values(LAYOUT, 9)
+    with tier_at(tmp_path, persistent=False) as tier:
+        assert not tier.capabilities.persistent
+        store(tier, *values)
+        assert all(served(tier, value) for value in values)
+    assert not [*tmp_path.rglob("*.slab"), *tmp_path.rglob("*.index")]
+    with tier_at(tmp_path) as tier:  # stands for a process that was killed: its files are still there
+        store(tier, *values)
+    with tier_at(tmp_path, persistent=False) as tier:
+        assert listed(tier) == {}
+        assert not spots(tmp_path)
