@@ -60,7 +60,8 @@ class Recorder(SeamRadixCache):
     def on_checkpoint(self, checkpoint):
         slots = checkpoint.slots(0, checkpoint.num_tokens)
         path = compat.path_slots(self, checkpoint.node)
-        assert slots.dtype == torch.int64 and torch.equal(slots, path), (slots, path)
+        assert slots.dtype == torch.int64
+        assert torch.equal(slots, path), (slots, path)
         self.calls.append(
             ["checkpoint", checkpoint.handle.rid, list(checkpoint.tokens), checkpoint.is_finished]
         )
@@ -91,7 +92,7 @@ class World:
     """One pool, one tree, and the steps of a scheduler."""
 
     def __init__(self, page):
-        set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", device="cpu"))
+        set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", device="cpu", page_size=page))
         self.page = page
         self.kv = MHATokenToKVPool(
             size=SIZE,

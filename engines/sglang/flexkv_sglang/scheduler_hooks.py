@@ -1,0 +1,160 @@
+"""Hooks on SGLang's scheduler: what the radix-cache seam does not tell a cache.
+
+They are set in the scheduler's process while it builds the cache, when all their targets have long been
+imported and nothing has run yet.  A hook that SGLang fails to place stops the start: it would only log it.
+
+Threads: all of them run on the scheduler's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from flexkv_core import EngineError
+
+from . import compat
+from .seam_cache import RetryLater, SeamRadixCache
+
+logger = logging.getLogger(__name__)
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
+_WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+WEIGHT_CALLS = (
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_tensor",
+    "update_weights_from_ipc",
+    "begin_weight_update",
+    "end_weight_update",
+)
+"""Calls that change weights.  Between the last two they are written from outside, without a call."""
+
+
+class _Watched:
+    """The process's cache, and whether its weights are being changed now."""
+
+    def __init__(self) -> None:
+        self.cache: Callable[[], SeamRadixCache | None] = lambda: None
+        self.weights_are_changing = False
+        self.targets: list[str] = []
+
+
+_watched = _Watched()
+
+
+def install(cache: SeamRadixCache, *, is_ticked: bool) -> None:
+    """Watch the scheduler on behalf of ``cache``; a later call watches for another one.
+
+    Args:
+        cache: The scheduler's tree.
+        is_ticked: Whether SGLang itself calls ``check_hicache_events`` (with ``enable_flexkv``).
+
+    Raises:
+        EngineError: SGLang did not place a hook.
+    """
+    _watched.cache = weakref.ref(cache)
+    if not _watched.targets:
+        _set_hooks(is_ticked=is_ticked)
+    if not cache.seam.releases_host:
+        atexit.register(_end, weakref.ref(cache))
+
+
+def _set_hooks(*, is_ticked: bool) -> None:
+    seam = compat.seam()
+    _hook(f"{_SCHEDULER}.flush_cache", _around_flush, "around")
+    manager = import_module(_WEIGHTS.rpartition(".")[0]).SchedulerWeightUpdaterManager
+    for name in WEIGHT_CALLS:
+        if hasattr(manager, name):
+            _hook(f"{_WEIGHTS}.{name}", _around_weights(name), "around")
+    _hook(f"{_WEIGHTS}.release_memory_occupation", _before_sleep, "before")
+    if not is_ticked:
+        _hook(
+            seam.tick,
+            _tick_after if seam.tick_is_own_method else _tick_before,
+            "after" if seam.tick_is_own_method else "before",
+        )
+    if not seam.load_may_defer:
+        _hook(f"{_ADDER}.add_one_req", _around_admission, "around")
+    compat.apply_hooks()
+    missing = [target for target in _watched.targets if not compat.is_hooked(target)]
+    if missing:
+        raise EngineError(
+            f"flexkv cannot watch SGLang {seam.version}: no hook on {', '.join(missing)} (see the log above)"
+        )
+
+
+def _hook(target: str, function: Callable[..., Any], kind: str) -> None:
+    compat.hook(target, function, kind)
+    _watched.targets.append(target)
+
+
+def _around_flush(original: Callable[..., bool], scheduler: Any, *args: Any, **kwargs: Any) -> bool:
+    """A flush waits for copies, or is refused; after a change of weights SGLang takes no refusal."""
+    cache = _watched.cache()
+    if cache is not None and not cache.may_flush():
+        if not _watched.weights_are_changing:
+            logger.warning("[FlexKV] flush refused: copies are still under way; try again")
+            return False
+        logger.error("[FlexKV] flushing after a change of weights although copies are still under way")
+    return original(scheduler, *args, **kwargs)
+
+
+def _around_weights(name: str) -> Callable[..., Any]:
+    def around(original: Callable[..., Any], manager: Any, *args: Any, **kwargs: Any) -> Any:
+        cache = _watched.cache()
+        if cache is None:
+            return original(manager, *args, **kwargs)
+        cache.on_weights_changed(name)
+        _watched.weights_are_changing = True
+        try:
+            return original(manager, *args, **kwargs)
+        finally:
+            _watched.weights_are_changing = False
+
+    return around
+
+
+def _before_sleep(_manager: Any, recv_req: Any, *_: Any, **__: Any) -> None:
+    """KV memory is unmapped before SGLang flushes, so copies must have ended before it begins."""
+    cache = _watched.cache()
+    tags = getattr(recv_req, "tags", None)
+    if cache is None:
+        return
+    if not tags or "kv_cache" in tags:
+        cache.on_sleep()
+    if not tags or "weights" in tags:
+        cache.on_weights_changed("release_memory_occupation")
+
+
+def _tick_after(_result: Any, *_: Any, **__: Any) -> None:
+    _tick()
+
+
+def _tick_before(*_: Any, **__: Any) -> None:
+    _tick()
+
+
+def _tick() -> None:
+    cache = _watched.cache()
+    if cache is not None:
+        cache.check_hicache_events()
+
+
+def _around_admission(original: Callable[..., Any], adder: Any, *args: Any, **kwargs: Any) -> Any:
+    """Turns our cache's "ask again" into SGLang's "not in this pass"; its admission lock is given back."""
+    try:
+        return original(adder, *args, **kwargs)
+    except RetryLater:
+        return compat.admit_later()
+
+
+def _end(cache: Callable[[], SeamRadixCache | None]) -> None:
+    found = cache()
+    if found is not None:
+        found.release_host_resources()
