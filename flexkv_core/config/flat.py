@@ -121,9 +121,9 @@ def _put_options(draft: Draft, index: int, size: Given, huge: Given | None) -> N
 
 def _put_folders(draft: Draft, index: int, folders: Given) -> None:
     if not folders.value:
-        key = SEED_KEYS["ssd_cache_dir"]
-        draft.report.fault(f"{_label(key, folders.origin)}: names no directory", source_of(folders.origin))
-        return
+        label = _label(SEED_KEYS["ssd_cache_dir"], folders.origin)
+        draft.report.fault(f"{label}: names no directory", source_of(folders.origin))
+        folders = Given("", DEFAULT_SSD_DIRS, DEFAULT)  # one finding is enough
     value: Any = folders.value[0] if len(folders.value) == 1 else list(folders.value)
     draft.put(("tiers", index, "options", "path"), Given(folders.name, value, folders.origin))
 

@@ -136,8 +136,6 @@ class _Loading:
         self._take_tiers(given)
 
     def _take_tiers(self, given: Given) -> None:
-        if self._tiers_origin is not None:
-            self._report.notice(f"{self._tiers_origin} loses to {given.origin} for tiers")
         value, duplicates = given.value, []  # type: Any, list[str]
         try:
             value = parse_yaml(value, given.name, duplicates) if isinstance(value, str) else value
@@ -145,6 +143,10 @@ class _Loading:
             duplicates += exc.findings
         for line in duplicates:
             self._report.fault(f"{given.name}: {line}", given.origin.rank.name.lower())
+        if duplicates:
+            return
+        if self._tiers_origin is not None:
+            self._report.notice(f"{self._tiers_origin} loses to {given.origin} for tiers")
         value = list(value) if isinstance(value, tuple) else value
         self._draft.tree["tiers"] = copy.deepcopy(value)  # a caller's own list is left alone
         self._draft.origins["tiers",] = self._tiers_origin = given.origin

@@ -95,6 +95,8 @@ def lines_of(
     lines: dict[Path, str] = {}
     for entry in error.errors(include_input=False, include_url=False):
         path = _place(entry["loc"], model, entry["type"])
+        if entry["type"] == "too_short" and _value_at(path, tree):
+            continue  # it has entries, none of which is good, and each of them has its line
         text = _words(entry, path, model, tree)
         if text is None:  # the words of whoever wrote the validator: he may have put the value in
             text = str(entry["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
@@ -160,13 +162,17 @@ def _type_at(path: Path, model: type[BaseModel]) -> str:
 
 
 def _expected(path: Path, model: type[BaseModel], tree: Any) -> str:
-    value = tree
+    expected = f"expected {_type_at(path, model)}"
+    try:
+        return f"{expected}, got {kind_of(_value_at(path, tree))}"
+    except (KeyError, IndexError, TypeError):
+        return expected
+
+
+def _value_at(path: Path, tree: Any) -> Any:
     for part in path:
-        try:
-            value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return f"expected {_type_at(path, model)}"
-    return f"expected {_type_at(path, model)}, got {kind_of(value)}"
+        tree = tree[part]
+    return tree
 
 
 def where(path: Path, line: str) -> str:

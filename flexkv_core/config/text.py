@@ -7,6 +7,7 @@ name lines and never quote them: a line may hold a secret.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +18,8 @@ import yaml
 from ..errors import ConfigError
 
 SUFFIXES = (".yaml", ".yml", ".json")
+# What PyYAML quotes may be a secret that begins with ! or *; its token names ('<scalar>') are not.
+_QUOTED = re.compile(r"'(?!<)[^']{2,}'|\"[^\"]{2,}\"")
 _MOST_BYTES = 1 << 20
 _MOST_NODES = 20_000
 _MOST_DEPTH = 24
@@ -83,19 +86,25 @@ def parse_yaml(text: str, source: str, duplicates: list[str]) -> Any:
     Raises:
         ConfigError: the text is not YAML, or not of a configuration's size.
     """
-    loader = _Loader(text, duplicates)
     try:
-        return _plain(loader.get_single_data(), source)
+        return _plain(_load(text, duplicates), source)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(source, [f"{where}not YAML: {exc.problem or exc.context}"]) from None
+        problem = _QUOTED.sub("'...'", exc.problem or exc.context or "")
+        raise ConfigError(source, [f"{where}not YAML: {problem}"]) from None
     except yaml.YAMLError:
         raise ConfigError(source, ["not YAML: a character that it does not allow"]) from None
     except (ValueError, OverflowError):
         raise ConfigError(source, ["not YAML: a number or a date that cannot be"]) from None
     except RecursionError:
         raise ConfigError(source, ["nested too deep"]) from None
+
+
+def _load(text: str, duplicates: list[str]) -> Any:
+    loader = _Loader(text, duplicates)
+    try:
+        return loader.get_single_data()
     finally:
         loader.dispose()
 
