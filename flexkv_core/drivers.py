@@ -183,12 +183,9 @@ def _ask(offer: InstalledDriver) -> DriverSpec:
 
 def _check_spec(spec: DriverSpec, offer: InstalledDriver) -> None:
     where = f"driver {offer.name!r} of {offer.provider}"
-    if spec.name != offer.name:
-        raise DriverLoadError(
-            f"{where} calls itself {spec.name!r}; its entry point must have the same name",
-            driver=offer.name,
-            provider=offer.provider,
-        )
+    fault = _fault_of(spec, offer)
+    if fault:
+        raise DriverLoadError(f"{where} {fault}", driver=offer.name, provider=offer.provider)
     major, minor = spec.api
     if major not in SUPPORTED_MAJORS or (major == DRIVER_API[0] and minor > DRIVER_API[1]):
         raise DriverApiError(
@@ -197,6 +194,19 @@ def _check_spec(spec: DriverSpec, offer: InstalledDriver) -> None:
             driver=offer.name,
             provider=offer.provider,
         )
+
+
+def _fault_of(spec: DriverSpec, offer: InstalledDriver) -> str:
+    if spec.name != offer.name:
+        return f"calls itself {spec.name!r}; its entry point must have the same name"
+    api: object = spec.api
+    if not isinstance(api, tuple) or [type(part) for part in api] != [int, int]:
+        return f"gives api={api!r}; it must be two numbers, as in {DRIVER_API}"
+    if not (isinstance(spec.config, type) and issubclass(spec.config, BaseModel)):
+        return f"gives config={spec.config!r}; it must be a pydantic model"
+    if not (isinstance(spec.open, str) and all(spec.open.partition(":"))):
+        return f"gives open={spec.open!r}; it must be 'module:function'"
+    return ""
 
 
 def open_tier(spec: DriverSpec, provider: str, options: BaseModel, context: TierContext) -> Tier:
@@ -213,9 +223,10 @@ def open_tier(spec: DriverSpec, provider: str, options: BaseModel, context: Tier
             "Callable[[BaseModel, TierContext], Tier]",
             getattr(importlib.import_module(module_name), function_name),
         )
-    except (ImportError, AttributeError) as exc:
+    except Exception as exc:  # noqa: BLE001 - a foreign module may raise anything while it is imported
         raise DriverLoadError(
-            f"driver {spec.name!r} of {provider}: {spec.open} cannot be imported: {exc}",
+            f"driver {spec.name!r} of {provider}: {spec.open} cannot be imported: "
+            f"{type(exc).__name__}: {exc}",
             driver=spec.name,
             provider=provider,
         ) from exc

@@ -56,6 +56,6 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     before = Snapshot.take()
     yield
-    left = before.wait_until_back(LEAK_DEADLINE_S) if before.left_since() else []
+    left = before.wait_until_back(LEAK_DEADLINE_S)
     if left:
         pytest.fail(f"left behind by {request.node.nodeid}: {left}", pytrace=False)
