@@ -1,0 +1,94 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flexkv_core import __version__, cli
+from flexkv_core.cli import main, verbs
+from flexkv_core.errors import EngineError
+
+HEAVY = ("torch", "redis", "boto3", "sglang", "numpy", "yaml")
+
+
+def run(*words, **options):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "flexkv_core", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+def test_every_module_is_a_verb_with_both_functions():
+    assert {"check", "doctor", "drivers", "reference"} <= set(verbs())
+    parser = cli.build_parser()
+    for verb in verbs():
+        assert verb in parser.format_help()
+
+
+def test_help_and_version(capsys):
+    assert main([]) == 0
+    assert "Exit status" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["nonsense"], ["--nonsense"]])
+def test_wrong_usage_is_status_2(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("verb", ["check", "doctor", "drivers", "reference"])
+def test_help_of_a_verb_imports_nothing_heavy(verb):
+    code = (
+        "import sys; from flexkv_core.cli import main\n"
+        f"try: main([{verb!r}, '--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "drivers = [name for name in sys.modules if name.startswith('flexkv_driver')]\n"
+        "assert not heavy + drivers, heavy + drivers"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, stdout=subprocess.DEVNULL)
+
+
+def test_the_module_is_the_command():
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"flexkv-core {__version__}\n")
+
+
+def test_an_error_of_ours_is_a_message_and_status_1(monkeypatch, capsys):
+    def fail(_args):
+        raise EngineError("no engine\nanywhere")
+
+    monkeypatch.setattr("flexkv_core.cli.check.run", fail)
+    assert main(["check"]) == 1
+    assert capsys.readouterr().err == "flexkv check: EngineError\n  no engine\n  anywhere\n"
+
+
+def test_an_interrupt_is_status_130(monkeypatch):
+    def interrupt(_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flexkv_core.cli.check.run", interrupt)
+    assert main(["check"]) == 130
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "flexkv_core", "reference"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == ""
