@@ -11,7 +11,7 @@ TOKEN_BYTES = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
 
 
 def write_tiny_model(folder: Path, arch: str = "llama", seed: int = 0) -> Path:
-    """Write a random ``llama`` or ``qwen3`` checkpoint and a tokenizer of the words ``w3`` to ``w999``.
+    """Write a random ``llama`` or ``qwen3`` checkpoint and a tokenizer of one token a byte.
 
     Its weights are of normal scale and it attends to all of its context, so that wrong KV shows
     in its output.
@@ -90,11 +90,16 @@ def _config(arch: str) -> dict[str, object]:
 
 
 def _write_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    """One token a byte of text, so that different texts are different tokens; the rest is filler."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ["<unk>", "<s>", "</s>", *alphabet]
+    words += [f"<{i}>" for i in range(len(words), VOCABULARY)]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -50,6 +50,7 @@ class Setup:
             **STRICT,
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",  # the models are tiny; threads that spin for work slow everything else
             **self.environment,
         }
         return ServerProcess([*fixed, *self.flags], log=log, environment=environment)

@@ -41,4 +41,4 @@ def test_verify(
     with start_server(Setup(tiny_llama, flags(write_chain()))) as chained:
         with_chain = verify(chained, "test", file)
         assert with_chain.returncode == 0, with_chain.stdout + with_chain.stderr
-        assert "cached 4/5 (80%) {'device': 0, 'host': 4}" in with_chain.stdout
+        assert "cached 23/24 (96%) {'device': 0, 'host': 23}" in with_chain.stdout
