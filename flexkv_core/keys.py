@@ -136,6 +136,8 @@ def _from_array_like(tokens: Any) -> array[int]:
     view = tokens.numpy() if hasattr(tokens, "numpy") else tokens.__array__()
     if view.ndim != 1 or view.dtype.kind not in "iu":
         raise ValueError(f"token ids must be one-dimensional integers, got {view.dtype} {view.shape}")
+    if view.dtype == "uint64" and view.size and view.max() >> 63:
+        raise ValueError("token ids must fit into 64 signed bits")
     packed = array("q")
     packed.frombytes(view.astype("int64").tobytes())
     return packed
@@ -173,28 +175,42 @@ class BlockChain:
         """Whole blocks in the sequence."""
         return self.num_tokens // self.block_tokens
 
-    def key(self, block: int) -> BlockKey:
-        """Key of whole block number ``block``."""
+    def hash_to(self, count: int) -> list[BlockKey]:
+        """The keys so far, after making sure of the first ``count`` (at most all whole blocks).
+
+        The list is this object's own: read it, do not change it.
+        """
         keys = self._keys
-        if block >= len(keys):
-            if not 0 <= block < self.num_full_blocks:
-                raise IndexError(f"block {block} of {self.num_full_blocks}")
+        count = min(count, self.num_full_blocks)
+        made = len(keys)
+        if made < count:
             step = self.block_tokens * TOKEN_BYTES
             tokens = self.tokens
             parent = keys[-1] if keys else self.root
-            for i in range(len(keys), block + 1):
-                h = sha256(_BLOCK_TAG + parent)
-                h.update(tokens[i * step : (i + 1) * step])
-                parent = h.digest()
+            for at in range(made * step, count * step, step):
+                parent = sha256(_BLOCK_TAG + parent + tokens[at : at + step]).digest()
                 keys.append(parent)
-        return keys[block]
+        return keys
+
+    def key(self, block: int) -> BlockKey:
+        """Key of whole block number ``block``."""
+        if not 0 <= block < self.num_full_blocks:
+            raise IndexError(f"block {block} of {self.num_full_blocks}")
+        return self.hash_to(block + 1)[block]
 
     def keys(self, count: int | None = None) -> list[BlockKey]:
-        """Keys of the first ``count`` whole blocks (default: of all)."""
+        """Keys of the first ``count`` whole blocks (default: of all), a copy."""
         count = self.num_full_blocks if count is None else count
-        if count:
-            self.key(count - 1)
-        return self._keys[:count]
+        return self.hash_to(count)[:count]
+
+    def adopt_keys(self, other: BlockChain) -> None:
+        """Take over the keys of a sequence with the same beginning: a longer or shorter one, for one."""
+        if other.root != self.root or other.block_tokens != self.block_tokens or self._keys:
+            return
+        step = self.block_tokens * TOKEN_BYTES
+        same = min(len(other._keys), self.num_full_blocks)
+        if self.tokens[: same * step] == other.tokens[: same * step]:
+            self._keys = other._keys[:same]
 
     def parent(self, block: int) -> bytes:
         """What block number ``block`` hangs below: the key before it, or the namespace."""

@@ -93,6 +93,12 @@ class BlockLayout:
             )
         if not self.parts or not all(part.planes for part in self.parts):
             raise LayoutError("a layout needs at least one part, and a part at least one plane")
+        for plane in (plane for part in self.parts for plane in part.planes):
+            if plane.layer < 0 or plane.row_bytes < 1:
+                raise LayoutError(f"a plane needs a layer from 0 and rows of at least one byte: {plane}")
+        names = [part.name for part in self.parts]
+        if len(set(names)) < len(names):
+            raise LayoutError(f"parts need names of their own: {', '.join(names)}")
 
     @cached_property
     def token_bytes(self) -> int:
@@ -177,6 +183,8 @@ def kv_layout(
         dtype: Element type.
     """
     rows = (row_bytes, row_bytes) if isinstance(row_bytes, int) else tuple(row_bytes)
+    if len(rows) not in (1, 2):
+        raise LayoutError(f"row_bytes must give a K and a V row or one latent row, got {len(rows)} rows")
     kinds = ("k", "v") if len(rows) == 2 else ("latent",)
     planes = tuple(
         Plane(layer, kind, size)
