@@ -1,6 +1,6 @@
 """For every test: hypothesis profiles, and a look at what is left behind.
 
-The quick profile (default) is the same every time.  ``FLEXKV_HYPOTHESIS=thorough`` tries ten times
+The quick profile (default) is the same every time.  ``FLEXKV_TEST_HYPOTHESIS=thorough`` tries ten times
 as many examples from a new seed, which is printed and can be given again with ``--hypothesis-seed``.
 """
 
@@ -25,7 +25,7 @@ _COMMON = {
 }
 settings.register_profile("quick", derandomize=True, max_examples=50, **_COMMON)
 settings.register_profile("thorough", max_examples=500, **_COMMON)
-PROFILE = os.environ.get("FLEXKV_HYPOTHESIS", "quick")
+PROFILE = os.environ.get("FLEXKV_TEST_HYPOTHESIS", "quick")
 settings.load_profile(PROFILE)
 
 
@@ -40,7 +40,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     """Tell profile and seed before the first test."""
     seed = config.getoption("hypothesis_seed", None)
     how = f"--hypothesis-seed={seed}" if seed is not None else "derandomized"
-    return f"hypothesis profile {PROFILE} ({how}; FLEXKV_HYPOTHESIS=quick|thorough)"
+    return f"hypothesis profile {PROFILE} ({how}; FLEXKV_TEST_HYPOTHESIS=quick|thorough)"
 
 
 def _is_exempt(request: pytest.FixtureRequest) -> bool:

@@ -52,7 +52,7 @@ by `;`. A variable that begins with `FLEXKV_` and means nothing is an error, an 
 given.
 
 **Values.** Sizes: `8GiB` (1024), `8GB` (1000) or bytes. Durations: `250ms`, `30s`, `2m` or seconds.
-Switches: `true`, `false`, `yes`, `no`, `1`, `0`. Options may hold `${NAME}` (a variable) and
+Switches: `true`, `false`, `yes`, `no`, `1`, `0`. Texts may hold `${NAME}` (a variable) and
 `${file:PATH}` (a file's text, for secrets); `$${` is a plain `${`.
 
 Everything that is wrong is told in one report, with file, path, expected type and the nearest name. Values

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from .report import Report
+from .report import Report, where
 from .schema import Path, dotted
 
 
@@ -75,6 +75,16 @@ class Draft:
             if found is not None:
                 return found
         return self.base if self._has(path) else DEFAULT
+
+    def fault(self, path: Path, line: str) -> None:
+        """Add a finding about the value at ``path``, naming the source that it came from."""
+        origin = self.origin(path)
+        if origin.rank is Rank.ENVIRONMENT:
+            self.report.fault(f"{origin.name} ({dotted(path)}): {line}", "environment")
+        elif origin.rank is Rank.FLAG:
+            self.report.fault(where(path, line), "flag")
+        else:
+            self.report.fault(where(path, line))
 
     def put(self, path: Path, given: Given, *, general: bool = False) -> None:
         """Set one value, if its source outranks the one that set it before.

@@ -82,7 +82,7 @@ class _Loading:
         self._flags = flags
         self._drivers = Drivers()
         self._draft = Draft(report)
-        self._substitution = Substitution(environ, report)
+        self._substitution = Substitution(environ, self._draft)
         self._tiers_origin: Origin | None = None
 
     def run(self) -> EffectiveConfig:
@@ -159,11 +159,12 @@ class _Loading:
         put_fields(keys, self._draft)
 
     def _finish(self) -> EffectiveConfig:
+        self._draft.tree = self._substitution.fill(self._draft.tree, ())
         chain = self._validate_chain()
         resolved = self._validate_options()
         if chain is not None:
             for path, line in chain_faults(chain):
-                self._report.fault(where(path, line), self._blame(path))
+                self._draft.fault(path, line)
             for path, line in chain_notices(chain):
                 self._report.notice(where(path, line))
         self._report.raise_if_any()
@@ -177,7 +178,7 @@ class _Loading:
             return ChainConfig.model_validate(tree)
         except ValidationError as exc:
             for path, line in lines_of(exc, ChainConfig, tree).items():
-                self._report.fault(self._line(path, line), self._blame(path))
+                self._draft.fault(path, line)
         entries = tree.get("tiers")
         names = [
             entry["name"]
@@ -191,19 +192,9 @@ class _Loading:
     def _validate_options(self) -> list[tuple[DriverSpec, str, BaseModel] | None]:
         entries = self._draft.tree.get("tiers")
         count = len(entries) if isinstance(entries, list) else 0
-        return [check_options(self._draft, i, self._drivers, self._substitution) for i in range(count)]
-
-    def _line(self, path: Path, line: str) -> str:
-        origin = self._draft.origin(path)
-        if origin.rank is Rank.ENVIRONMENT:
-            return f"{origin.name} ({dotted(path)}): {line}"
-        return where(path, line)
-
-    def _blame(self, path: Path) -> str:
-        origin = self._draft.origin(path)
-        if origin.rank in (Rank.ENVIRONMENT, Rank.FLAG):
-            return origin.rank.name.lower()
-        return self._report.file
+        return [
+            check_options(self._draft, i, self._drivers, self._substitution.secrets) for i in range(count)
+        ]
 
     def _effective(
         self, chain: ChainConfig, resolved: list[tuple[DriverSpec, str, BaseModel]]

@@ -1,9 +1,9 @@
-"""Drivers' options: ``${NAME}`` filled in, then checked by each driver's own model."""
+"""``${NAME}`` filled in, and drivers' options checked by each driver's own model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -12,10 +12,9 @@ from pydantic import BaseModel, SecretBytes, SecretStr, ValidationError
 
 from ..drivers import DriverSpec, find_driver
 from ..errors import DriverError
-from .draft import Draft, Rank
-from .names import PREFIX
-from .report import Report, lines_of, unknown, where
-from .schema import Path, dotted, model_in
+from .draft import Draft
+from .report import lines_of, unknown
+from .schema import Path, model_in
 
 _REFERENCE = re.compile(r"\$(\$)?\{([^{}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -44,35 +43,33 @@ class Drivers:
     def model(self, name: Any) -> type[BaseModel] | None:
         """The driver's options' model, or None where there is no usable driver of this name."""
         try:
-            spec, _ = self.find(name) if isinstance(name, str) else (None, "")
+            return self.find(name)[0].config if isinstance(name, str) else None
         except DriverError:
             return None
-        config = getattr(spec, "config", None)
-        return config if isinstance(config, type) and issubclass(config, BaseModel) else None
 
 
 @dataclass
 class Substitution:
-    """Fills ``${NAME}`` and ``${file:PATH}`` into options, and remembers what to hide.
+    """Fills ``${NAME}`` and ``${file:PATH}`` into texts, and remembers what to hide.
 
     Attributes:
         environ: Where names are looked up.
-        report: Where missing names are told.
+        draft: Where missing names are told.
         secrets: Every text that was filled in.
         templates: Path -> the text before filling in, which is what people are shown.
     """
 
     environ: Mapping[str, str] = field(repr=False)
-    report: Report
+    draft: Draft
     secrets: set[str] = field(default_factory=set, repr=False)
     templates: dict[Path, str] = field(default_factory=dict)
 
-    def fill(self, value: Any, path: Path, source: str) -> Any:
+    def fill(self, value: Any, path: Path) -> Any:
         """A copy of ``value`` with every reference in its texts filled in."""
         if isinstance(value, dict):
-            return {key: self.fill(entry, (*path, key), source) for key, entry in value.items()}
+            return {key: self.fill(entry, (*path, key)) for key, entry in value.items()}
         if isinstance(value, list):
-            return [self.fill(entry, (*path, index), source) for index, entry in enumerate(value)]
+            return [self.fill(entry, (*path, index)) for index, entry in enumerate(value)]
         if not isinstance(value, str) or "${" not in value:
             return value
         self.templates[path] = value
@@ -80,31 +77,31 @@ class Substitution:
         def one(match: re.Match[str]) -> str:
             if match[1]:  # $${NAME} stands for itself
                 return match[0][1:]
-            text = self._look_up(match[2].strip(), path, source)
+            text = self._look_up(match[2].strip(), path)
             if text:
                 self.secrets.add(text)
             return text
 
         return _REFERENCE.sub(one, value)
 
-    def _look_up(self, name: str, path: Path, source: str) -> str:
+    def _look_up(self, name: str, path: Path) -> str:
         if name.startswith("file:"):
-            return self._read(name.removeprefix("file:"), path, source)
+            return self._read(name.removeprefix("file:"), path)
         if not _NAME.fullmatch(name):
-            self.report.fault(where(path, "${...} must hold a variable's name or file:PATH"), source)
+            self.draft.fault(path, "${...} must hold a variable's name or file:PATH")
             return ""
         if name not in self.environ:
-            self.report.fault(where(path, f"${{{name}}}: the environment has no {name}"), source)
+            self.draft.fault(path, f"${{{name}}}: the environment has no {name}")
             return ""
         return self.environ[name]
 
-    def _read(self, name: str, path: Path, source: str) -> str:
+    def _read(self, name: str, path: Path) -> str:
         try:
             with FilePath(name).open("rb") as file:
                 return file.read(_MOST_SECRET_BYTES).decode().rstrip("\r\n")
         except (OSError, ValueError) as exc:
             reason = getattr(exc, "strerror", None) or "is no text"
-            self.report.fault(where(path, f"${{file:{name}}}: {reason}"), source)
+            self.draft.fault(path, f"${{file:{name}}}: {reason}")
             return ""
 
 
@@ -125,7 +122,7 @@ def is_reference(text: str) -> bool:
 
 
 def check_options(
-    draft: Draft, index: int, drivers: Drivers, substitution: Substitution
+    draft: Draft, index: int, drivers: Drivers, secrets: Set[str]
 ) -> tuple[DriverSpec, str, BaseModel] | None:
     """Validate the options of one tier; faults go to the report.
 
@@ -133,7 +130,7 @@ def check_options(
         draft: With the tier at ``tiers[index]``.
         index: Position of the tier.
         drivers: Where drivers are found.
-        substitution: Fills in variables.
+        secrets: Texts that no finding may hold.
 
     Returns:
         The driver, its provider and the validated options, or None where anything was wrong.
@@ -145,26 +142,19 @@ def check_options(
     try:
         spec, provider = drivers.find(tier["driver"])
     except DriverError as exc:
-        draft.report.fault(where((*place, "driver"), str(exc)), _source(draft, (*place, "driver")))
-        return None
-    model = drivers.model(tier["driver"])
-    if model is None:
-        line = f"driver {spec.name} of {provider} has no pydantic model of its options"
-        draft.report.fault(where((*place, "driver"), line), _source(draft, (*place, "driver")))
+        draft.fault((*place, "driver"), str(exc))
         return None
     options = tier.get("options", {})
     if not isinstance(options, dict):
         return None  # the chain's own model tells it
-    path: Path = (*place, "options")
-    filled = substitution.fill(options, path, _source(draft, path))
-    validated = _validate(model, filled, path, draft, substitution)
+    validated = _validate(spec.config, options, (*place, "options"), draft, secrets)
     return None if validated is None else (spec, provider, validated)
 
 
 def _validate(
-    model: type[BaseModel], filled: dict[str, Any], path: Path, draft: Draft, substitution: Substitution
+    model: type[BaseModel], filled: dict[str, Any], path: Path, draft: Draft, secrets: Set[str]
 ) -> BaseModel | None:
-    hidden = substitution.secrets | set(_secret_texts(model, filled))
+    hidden = secrets | set(_secret_texts(model, filled))
     ignored = dict(_ignored(model, filled, ()))
     lines = dict(ignored)
     validated = None
@@ -175,23 +165,8 @@ def _validate(
     except Exception as exc:  # noqa: BLE001 - validators of a foreign driver may raise anything
         lines[()] = f"the driver's model of its options failed: {type(exc).__name__}"
     for inner, line in lines.items():
-        place = (*path, *inner)
-        draft.report.fault(_named(draft, place, line), _source(draft, place))
+        draft.fault((*path, *inner), line)
     return None if lines else validated
-
-
-def _named(draft: Draft, place: Path, line: str) -> str:
-    origin = draft.origin(place)
-    if origin.rank is Rank.ENVIRONMENT and origin.name.startswith(PREFIX):
-        return f"{origin.name} ({dotted(place)}): {line}"
-    return where(place, line)
-
-
-def _source(draft: Draft, path: Path) -> str:
-    origin = draft.origin(path)
-    if origin.rank is Rank.DEFAULT:
-        return draft.report.file
-    return origin.name if origin.rank is Rank.FILE else origin.rank.name.lower()
 
 
 def _ignored(model: type[BaseModel], tree: Any, path: Path) -> Iterator[tuple[Path, str]]:

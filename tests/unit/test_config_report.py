@@ -242,7 +242,7 @@ def test_a_strangers_nested_option_has_a_variable(monkeypatch, tmp_path):
         ("import no_such_module_at_all", "cannot be imported: ModuleNotFoundError"),
         ("x = 1", "must return a DriverSpec, it returned nothing"),
         (GOOD_DRIVER.replace("(1, 0)", "(9, 0)"), "was written for driver interface 9.0"),
-        (GOOD_DRIVER.replace("config=Options", "config=dict"), "has no pydantic model of its options"),
+        (GOOD_DRIVER.replace("config=Options", "config=dict"), "must be a pydantic model"),
         (
             GOOD_DRIVER.replace(
                 "    inner: Inner", "    def __init__(self, **k): raise RuntimeError('x')\n    inner: Inner"

@@ -71,7 +71,7 @@ def test_contradictions_stand_in_the_report(tmp_path):
     (line,) = findings(file)
     assert line.startswith(f"{file}: tiers[0].write: back means")
     (line,) = findings(environ={"FLEXKV_TIER_HOST_WRITE": "back"})
-    assert line.startswith("environment: tiers[0].write: back means")
+    assert line.startswith("environment: FLEXKV_TIER_HOST_WRITE (tiers[0].write): back means")
 
 
 def test_settings_without_effect_are_notices():

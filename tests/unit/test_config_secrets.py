@@ -154,6 +154,15 @@ def test_flexkvs_own_password_is_not_shown(tmp_path):
     assert SECRET not in "\n".join([repr(config), as_table(config), as_json(config), *config.notices])
 
 
+def test_texts_above_the_options_are_filled_in_too(tmp_path):
+    tree = {"namespace": {"revision": "${REV}"}, "ssd_cache_gb": 20, "ssd_cache_dir": "${DISK}/kv"}
+    config = load_config(write(tmp_path, tree), environ={"REV": "r7", "DISK": "/nvme"})
+    assert config.chain.namespace.revision == "r7"
+    assert str(config.tiers[1].options.path[0]) == "/nvme/kv"
+    (line,) = findings(write(tmp_path, {"namespace": {"revision": "${REV}"}}))
+    assert "namespace.revision: ${REV}: the environment has no REV" in line
+
+
 def test_flags_are_not_changed_by_filling_in(monkeypatch, tmp_path):
     add_driver(monkeypatch, tmp_path, "stranger")
     flags = {"tiers": chain(password="${P}")["tiers"]}
