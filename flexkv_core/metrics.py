@@ -66,16 +66,16 @@ class Metrics:
 
     def render(self) -> str:
         """All numbers as OpenMetrics text, prefix ``flexkv_``."""
-        lines = [f"flexkv_{series} {value:g}" for series, value in self.snapshot().items()]
+        lines = [f"flexkv_{series} {value:.15g}" for series, value in self.snapshot().items()]
         with self._lock:
             histograms = sorted((key, list(row)) for key, row in self._seconds.items())
         for (name, labels), row in histograms:
             running = 0.0
             for bound, amount in zip([*map(str, SECONDS_BUCKETS), "+Inf"], row[:-1], strict=True):
                 running += amount
-                lines.append(f"flexkv_{_series(name + '_bucket', (*labels, ('le', bound)))} {running:g}")
-            lines.append(f"flexkv_{_series(name + '_count', labels)} {running:g}")
-            lines.append(f"flexkv_{_series(name + '_sum', labels)} {row[-1]:g}")
+                lines.append(f"flexkv_{_series(name + '_bucket', (*labels, ('le', bound)))} {running:.15g}")
+            lines.append(f"flexkv_{_series(name + '_count', labels)} {running:.15g}")
+            lines.append(f"flexkv_{_series(name + '_sum', labels)} {row[-1]:.15g}")
         return "\n".join([*lines, "# EOF"]) + "\n"
 
 
