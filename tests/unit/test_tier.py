@@ -99,5 +99,5 @@ def test_capabilities_and_context_are_written_by_name():
 
 def test_capabilities_promise_nothing_by_default():
     has = TierCapabilities()
-    assert not (has.persistent or has.shared or has.direct_slots or has.can_list or has.expires)
+    assert not any((has.persistent, has.shared, has.direct_slots, has.can_list, has.expires))
     assert has.alignment_bytes == 1
