@@ -23,7 +23,7 @@ def run(*words, **options):
 
 
 def test_every_module_is_a_verb_with_both_functions():
-    assert {"check", "doctor", "drivers", "reference"} <= set(verbs())
+    assert {"check", "doctor", "drivers", "new-driver", "reference"} <= set(verbs())
     parser = cli.build_parser()
     for verb in verbs():
         assert verb in parser.format_help()
@@ -43,7 +43,7 @@ def test_wrong_usage_is_status_2(words, capsys):
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("verb", ["check", "doctor", "drivers", "reference"])
+@pytest.mark.parametrize("verb", ["check", "doctor", "drivers", "new-driver", "reference"])
 def test_help_of_a_verb_imports_nothing_heavy(verb):
     code = (
         "import sys; from flexkv_core.cli import main\n"
