@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -94,6 +95,13 @@ def _check_overrides(cls: type) -> None:
             raise TypeError(
                 f"{cls.__qualname__}.{name} is marked @overrides_kit; the kit has no such test{hint}"
             )
+
+
+def spin(seconds: float) -> None:
+    """Pass so much time awake: to kill or close at another moment each time, not to wait for anything."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
 
 
 class Crew:

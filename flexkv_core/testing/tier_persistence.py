@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ from flexkv_core.errors import FlexKVError
 from flexkv_core.tier import Status, StoredBlock, Tier
 
 from .crash import NUM_KEYS, Writer
+from .kit import spin
 from .tier_kit import Opener, TierKit, assert_holds, assert_never_wrong, load_one, store, well_formed
 
 
@@ -76,7 +76,7 @@ class PersistenceTests(TierKit):
         for kill in range(self.kills):
             with Writer(self, opener.medium, self.deadline_s) as writer:
                 told = writer.wait_for_stores(chance.randrange(1, 4 * NUM_KEYS))
-                _spin(chance.random() * 2e-3)
+                spin(chance.random() * 2e-3)
                 told += writer.kill()
             tier = opener.open()
             self._check_after_kill(tier, dict(told), f"seed {self.seed}, kill {kill}")
@@ -140,10 +140,3 @@ def _listed(tier: Tier) -> dict[bytes, StoredBlock]:
     listed = {row.key: row for row in rows}
     assert len(listed) == len(rows), "a key was listed twice"
     return listed
-
-
-def _spin(seconds: float) -> None:
-    """Pass so much time, to kill at another point of the write each time."""
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        pass

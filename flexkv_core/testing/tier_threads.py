@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
+from functools import partial
 
 from flexkv_core.errors import TierError
 from flexkv_core.tier import Outcome, Tier
 
-from .kit import Crew
+from .kit import Crew, spin
 from .tier_kit import Opener, TierKit, assert_holds, assert_never_wrong, load_one, store
 from .values import Value
+
+CLOSINGS = 5
+"""How often a tier is closed under its callers, at another moment each time."""
 
 ROUNDS = 12
 """Enough for threads to meet in every order on the small set of keys, quick for real media."""
@@ -66,28 +71,33 @@ class ThreadTests(TierKit):
         assert is_served or not outcome.is_ok, "a torn or foreign value was told to be OK"
 
     def test_close_during_work(self, opener: Opener) -> None:
-        tier = opener.open()
-        crew, count = self._crew(tier)
-        values = self.values(tier, 4)
-        store(tier, values)
-        at_work = threading.Barrier(count + 1)
-
-        def work(number: int) -> None:
-            value = values[number % 4]
-            store(tier, [value], check=False)
+        chance = self.random()
+        for _ in range(CLOSINGS):
+            tier = opener.open()
+            crew, count = self._crew(tier)
+            values = self.values(tier, 4)
+            store(tier, values)
+            at_work = threading.Barrier(count + 1)
+            crew.start(count, partial(self._work_until_closed, tier, values, at_work))
             at_work.wait(self.deadline_s)
-            while not crew.stop.is_set():
-                try:
-                    outcome, view = load_one(tier, value)
-                    assert_never_wrong(value, outcome, view)
-                    store(tier, [value], check=False)
-                except TierError:
-                    return
+            spin(chance.random() * 2e-3)
+            tier.close()
+            crew.join()
 
-        crew.start(count, work)
+    def _work_until_closed(
+        self, tier: Tier, values: list[Value], at_work: threading.Barrier, number: int
+    ) -> None:
+        value = values[number % 4]
         at_work.wait(self.deadline_s)
-        tier.close()
-        crew.join()
+        until = time.monotonic() + self.deadline_s
+        while time.monotonic() < until:
+            try:
+                outcome, view = load_one(tier, value)
+                assert_never_wrong(value, outcome, view)
+                store(tier, [value], check=False)
+            except TierError:
+                return
+        raise AssertionError("the tier goes on working after close")
 
     def test_close_from_two_threads(self, opener: Opener) -> None:
         tier = opener.open()
