@@ -1,4 +1,4 @@
-"""``flexkv doctor``'s look at directories, drivers and engines."""
+"""``flexkv doctor``'s look at directories, services, drivers and engines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from ..config import ResolvedTier
+from ..config.report import mask_urls
+from ..drivers import open_tier
+from ..errors import FlexKVError
+from ..layout import PAGE_BYTES
+from ..tier import TierCapabilities, TierContext
 from ..units import format_bytes
 from ._findings import Line, bad, doubtful, good
 
+_PROBE_BYTES = 1 << 20
 DOCTOR_GROUP = "flexkv.doctor"
 """Entry points ``engine = "module:function"``: called without arguments, the function returns what is
 wrong with the installed engine, one object with a text for each difference; nothing means well."""
@@ -78,6 +86,31 @@ def takes_direct_io(folder: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+def service_line(tier: ResolvedTier) -> Line:
+    """Open a tier that takes nothing of this machine, ask it how it is, and close it.
+
+    Opening goes through the driver, with its own time limits; nothing is stored through it.
+    """
+    name = f"tier {tier.config.name}"
+    context = TierContext(name=tier.config.name, value_bytes=_PROBE_BYTES, head_bytes=PAGE_BYTES)
+    try:
+        with open_tier(tier.spec, tier.provider, tier.options, context) as opened:
+            opened.check_health()
+            return good(name, f"answers; {_words(opened.capabilities)}")
+    except FlexKVError as exc:
+        return bad(
+            name, f"{type(exc).__name__}: {mask_urls(str(exc))}", "start the service, or mend the options"
+        )
+    except Exception as exc:  # noqa: BLE001 - a driver may be foreign code; the rest is still checked
+        return bad(name, f"{type(exc).__name__} in driver {tier.spec.name}", f"report it to {tier.provider}")
+
+
+def _words(capabilities: TierCapabilities) -> str:
+    """Capabilities in one line; those that are false or zero are left out."""
+    facts = {field.name: getattr(capabilities, field.name) for field in fields(capabilities)}
+    return ", ".join(name if value is True else f"{name} {value}" for name, value in facts.items() if value)
 
 
 def driver_lines(wanted: Iterable[str]) -> Iterator[Line]:

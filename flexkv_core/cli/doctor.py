@@ -1,8 +1,8 @@
 """``flexkv doctor``: will it run here?  PASS, WARN or FAIL for each thing, with the mend.
 
 Looks at Python and packages, memory against the configured pools, shared memory, memlock, huge
-pages, each directory, the drivers, the installed engines and the GPUs.  Changes nothing; a small file
-is made and removed in each directory.  Status 1 if anything is FAIL.
+pages, each directory, the services that tiers are kept in, the drivers, the installed engines and the
+GPUs.  Changes nothing; a small file is made and removed in each directory.  Status 1 if anything is FAIL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._findings import Line, State, bad, good
 from ._source import add_source, load
 
 if TYPE_CHECKING:
-    from ..config import EffectiveConfig
+    from ..config import EffectiveConfig, ResolvedTier
     from ..models import Needs
 
 
@@ -33,6 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--ranks", type=_positive, default=1, metavar="N", help="engine processes on this host (default 1)"
     )
     parser.add_argument("--no-gpu", action="store_true", help="do not start torch to look for GPUs")
+    parser.add_argument("--offline", action="store_true", help="do not open the tiers that are services")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
 
 
@@ -88,18 +89,23 @@ def examine(args: argparse.Namespace) -> Iterator[Line]:
     for need in needs:
         for path in need.directories:
             yield from _places.directory_lines(path, args.ranks * need.disk_bytes // len(need.directories))
+    for tier in config.tiers if config is not None and not args.offline else ():
+        if needs_of(tier) is None:
+            yield _places.service_line(tier)
     yield from _places.driver_lines([tier.spec.name for tier in config.tiers] if config is not None else ())
     yield from _places.engine_lines()
 
 
 def tier_needs(config: EffectiveConfig | None) -> Sequence[Needs]:
-    """What each tier takes, for the drivers that say so."""
+    """What each tier takes of this machine, for the drivers that say so."""
+    found = [needs_of(tier) for tier in config.tiers] if config is not None else []
+    return [needs for needs in found if needs is not None]
+
+
+def needs_of(tier: ResolvedTier) -> Needs | None:
+    """What one tier takes of this machine; None where its driver does not say."""
     from ..models import Needs
 
-    found = []
-    for tier in config.tiers if config is not None else ():
-        ask = getattr(tier.options, "needs", None)
-        need = ask() if callable(ask) else None
-        if isinstance(need, Needs):
-            found.append(need)
-    return found
+    ask = getattr(tier.options, "needs", None)
+    needs = ask() if callable(ask) else None
+    return needs if isinstance(needs, Needs) else None

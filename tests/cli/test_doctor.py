@@ -158,6 +158,54 @@ def test_a_broken_driver_fails_only_where_it_is_used(monkeypatch, tmp_path):
     assert states["driver cpu"] is State.PASS
 
 
+SERVICE = """
+from flexkv_core import DONE, MISS, Model, DriverSpec, Tier, TierCapabilities, TierUnavailableError, hookimpl
+
+class Options(Model):
+    state: str = "up"
+
+class Service(Tier):
+    capabilities = TierCapabilities(shared=True, persistent=True, max_batch=7)
+    def __init__(self, state): self.state = state
+    def lookup(self, keys):
+        if self.state == "down": raise TierUnavailableError("no answer from far://me:secret@host")
+        if self.state == "odd": raise TypeError("bug")
+        return [MISS for key in keys]
+    def load(self, keys, into): raise AssertionError
+    store = evict = load
+    def close(self): print("closed")
+
+def open_tier(config, context):
+    return Service(config.state)
+
+@hookimpl
+def flexkv_driver():
+    return DriverSpec(name="{name}", api=(1, 0), config=Options, open="module_of_{name}:open_tier")
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "expected", "words"),
+    [
+        ("up", "PASS", "answers; persistent, shared, max_batch 7"),
+        ("down", "FAIL", "TierUnavailableError: no answer from far://****@host"),
+        ("odd", "FAIL", "TypeError in driver service"),
+    ],
+)
+def test_services_are_asked(monkeypatch, capsys, tmp_path, state, expected, words):
+    add_driver(monkeypatch, tmp_path, "service", SERVICE)
+    tree = {"version": 1, "tiers": [{"name": "far", "driver": "service", "options": {"state": state}}]}
+    file = write(tmp_path, tree)
+    main(["doctor", "--no-gpu", file])
+    out = capsys.readouterr().out
+    assert out.count("closed\n") == 1
+    line = next(line for line in out.splitlines() if "tier far" in line)
+    assert line.startswith(expected)
+    assert words in line
+    main(["doctor", "--no-gpu", "--offline", file])
+    assert "tier far" not in capsys.readouterr().out
+
+
 ENGINES = """
 def good(): return []
 def differs(): return ["RadixCache.insert: has no parameter params"]
