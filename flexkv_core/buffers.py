@@ -11,7 +11,7 @@ import mmap
 import os
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,31 +106,38 @@ class SlotPool:
         """Slots that ``take`` can still give."""
         return len(self._free)
 
+    def view(self, index: int) -> memoryview:
+        """All bytes of a slot, writable, whoever holds it."""
+        start = index * self.slot_bytes
+        return self.region.view[start : start + self.slot_bytes]
+
     def slot(self, index: int) -> Slot:
         """The slot of this number, whoever holds it."""
-        start = index * self.slot_bytes
-        return Slot(index, self.region.view[start : start + self.slot_bytes], self.region.address + start)
+        return Slot(index, self.view(index), self.region.address + index * self.slot_bytes)
 
-    def take(self, count: int) -> list[Slot]:
-        """Up to ``count`` free slots; fewer when there are fewer."""
+    def take(self, count: int) -> list[int]:
+        """Numbers of up to ``count`` free slots; fewer when there are fewer."""
         with self._lock:
-            count = min(count, len(self._free))
-            picked = [self._free.pop() for _ in range(count)]
+            keep = max(0, len(self._free) - max(0, count))
+            picked = self._free[keep:]
+            del self._free[keep:]
+            picked.reverse()
             for index in picked:
                 self._is_taken[index] = 1
-        return [self.slot(index) for index in picked]
+        return picked
 
-    def give(self, slot: Slot) -> None:
-        """Give a taken slot back.
+    def give(self, slots: Sequence[int]) -> None:
+        """Give taken slots back.
 
         Raises:
-            ValueError: the slot is not taken.
+            ValueError: a slot is not taken; those before it were given back.
         """
         with self._lock:
-            if not self._is_taken[slot.index]:
-                raise ValueError(f"slot {slot.index} given back twice")
-            self._is_taken[slot.index] = 0
-            self._free.append(slot.index)
+            for index in slots:
+                if index < 0 or not self._is_taken[index]:
+                    raise ValueError(f"slot {index} given back twice, or no slot")
+                self._is_taken[index] = 0
+                self._free.append(index)
 
 
 def _read_int(path: str) -> int | None:

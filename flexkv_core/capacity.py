@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .buffers import Slot
 from .drivers import Observers
 from .host import HostSlots
 from .index import BlockIndex, Node
@@ -16,7 +15,7 @@ from .links import Link
 from .metrics import Metrics
 from .policy import eviction_amount
 
-WriteBack = Callable[[Node, Slot], bool]
+WriteBack = Callable[[Node, int], bool]
 """Offered a block that leaves the first tier and its slot; True if it keeps the slot (one user)."""
 
 
@@ -30,7 +29,7 @@ class Capacity:
         self._observers = observers
         self.write_back: WriteBack = lambda _node, _slot: False
 
-    def take_host_slots(self, link: Link | None, count: int) -> list[Slot]:
+    def take_host_slots(self, link: Link | None, count: int) -> list[int]:
         """Up to ``count`` host slots, evicting from the direct tier ``link`` as its policy says.
 
         Fewer come back when the rest is pinned: the caller moves the longest prefix that fits.
@@ -75,8 +74,8 @@ class Capacity:
 
     def _free_slot(self, link: Link, node: Node) -> None:
         direct = link.direct
-        slot = direct.withdraw(node.key) if direct is not None else None
-        if slot is None:
+        slot = direct.withdraw([node.key])[0] if direct is not None else -1
+        if slot < 0:
             return
         self._host.adopt(slot)
         if not self.write_back(node, slot):

@@ -22,14 +22,13 @@ from .drivers import Observers, find_driver, open_tier
 from .errors import ConfigError, FlexKVError
 from .executor import Call, Completed, Completions, Message, Notice, Returned, TierWorkers, Verb
 from .host import HostSlots
-from .index import BlockIndex, Hit
+from .index import BlockIndex, Match, Run, Usable
 from .keys import BlockChain, Namespace, block_key
 from .layout import BlockLayout
 from .links import Link, capacity_blocks, check_links
 from .loads import FillBatch, LoadJob, Loads
 from .metrics import Metrics
 from .models import ChainConfig, TierConfig
-from .plan import hit_tokens
 from .policy import eviction_order
 from .receipts import Receipt
 from .stores import Cascade, StoreJob, Stores
@@ -40,6 +39,7 @@ from .wrappers import wrap
 logger = logging.getLogger(__name__)
 
 _EXPIRE_EVERY_S = 0.01
+_NEVER = float("-inf")
 Clock = Callable[[], float]
 
 
@@ -49,14 +49,14 @@ class Lookup:
 
     Attributes:
         num_tokens: Length of the prefix that can be restored, from token 0.
-        hits: The blocks that make it up.
+        match: The blocks that make it up; None where nothing is worth loading.
         tokens_by_tier: Tokens behind ``start`` by tier.
         wants_probe: Whether a shared tier should be asked for more (see ``TierChain.prefetch``).
         why: Why not more, in a word: ``all``, ``miss``, ``tier_down``, ``host_slots``, ``recompute``.
     """
 
     num_tokens: int
-    hits: tuple[Hit, ...]
+    match: Match | None
     tokens_by_tier: dict[str, int] = field(default_factory=dict)
     wants_probe: bool = False
     why: str = "miss"
@@ -186,44 +186,43 @@ class TierChain:
             max_tokens: Longest prefix that is of use; default: all.
         """
         if chain.num_tokens <= start:
-            return Lookup(start, (), why="all")
+            return Lookup(start, None, why="all")
         limit = chain.num_tokens if max_tokens is None else min(max_tokens, chain.num_tokens)
         now = self._clock()
-        usable = [self._is_usable(link) for link in self.links]
-        oldest = [now - link.config.ttl_s if link.config.ttl_s else 0.0 for link in self.links]
-        hits = self.index.match(chain, limit, self.layout.page_tokens, usable, oldest)
-        hits, wants_probe = self._beyond(chain, hits, limit, now)
-        hits, why = self._affordable(hits, start)
-        total = hit_tokens(hits)
+        match = self.index.match(chain, limit, self.layout.page_tokens, self._usable(now))
+        match, wants_probe = self._beyond(chain, match, limit, now)
+        match, is_cut = self._affordable(match, start)
+        total = match.num_tokens
         if total - start < self.config.engine.min_hit_tokens:
-            return Lookup(start, (), wants_probe=wants_probe, why=why or "miss")
-        by_tier: dict[str, int] = {}
-        at = 0
-        for hit in hits:
-            count = max(0, at + hit.num_tokens - max(at, start))
-            at += hit.num_tokens
-            if count:
-                name = self.links[hit.tier].name
-                by_tier[name] = by_tier.get(name, 0) + count
-        if not why:
-            why = "all" if total >= limit // self.layout.page_tokens * self.layout.page_tokens else "miss"
-            if why == "miss" and not all(link.is_up for link in self.links):
-                why = "tier_down"
-        return Lookup(total, tuple(hits), by_tier, wants_probe, why)
+            return Lookup(start, None, wants_probe=wants_probe, why=self._why_not(is_cut=is_cut))
+        by_tier = {self.links[tier].name: count for tier, count in match.tokens_by_tier(start).items()}
+        page = self.layout.page_tokens
+        why = "all" if total >= limit // page * page else self._why_not(is_cut=is_cut)
+        return Lookup(total, match, by_tier, wants_probe, why)
+
+    def _why_not(self, *, is_cut: bool) -> str:
+        if is_cut:
+            return "host_slots"
+        return "miss" if all(link.is_up for link in self.links) else "tier_down"
+
+    def _usable(self, now: float) -> Usable:
+        tiers = [link.number for link in self.links if link.is_indexed and self._is_usable(link)]
+        oldest = [now - link.config.ttl_s if link.config.ttl_s else _NEVER for link in self.links]
+        return Usable(tiers, oldest)
 
     def _is_usable(self, link: Link) -> bool:
         if link.config.load_or_recompute == "recompute" and link.number:
             return False
         return link.is_up or link.wrapped.breaker.wants_probe
 
-    def _beyond(self, chain: BlockChain, hits: list[Hit], limit: int, now: float) -> tuple[list[Hit], bool]:
+    def _beyond(self, chain: BlockChain, match: Match, limit: int, now: float) -> tuple[Match, bool]:
         """Add whole blocks that shared tiers are known to have behind the local hits."""
         shared = [link for link in self.links if not link.is_indexed and self._is_usable(link)]
         whole = limit // self.layout.block_tokens
-        number = hit_tokens(hits) // self.layout.block_tokens
+        number = match.num_blocks
         if not shared or number >= whole:
-            return hits, False
-        found: list[Hit] = []
+            return match, False
+        runs = list(match.runs)
         wants_probe = False
         while number < whole:
             key = chain.key(number)
@@ -232,28 +231,37 @@ class TierChain:
             if there is None:
                 wants_probe = any(answer is None for _, answer in answers)
                 break
-            found.append(Hit(key, self.layout.block_tokens, self.layout.block_tokens, there.number))
+            if runs and runs[-1].tier == there.number:
+                runs[-1] = Run(there.number, runs[-1].first, number + 1)
+            else:
+                runs.append(Run(there.number, number, number + 1))
             number += 1
-        if not found:
-            return hits, wants_probe
+        if number == match.num_blocks:
+            return match, wants_probe
         # A partly matched local block is dropped for the whole one that a shared tier has.
-        if hits and hits[-1].num_tokens < self.layout.block_tokens:
-            hits = hits[:-1]
-        return [*hits, *found], wants_probe
+        return Match(tuple(runs), None, match.block_tokens), wants_probe
 
-    def _affordable(self, hits: list[Hit], start: int) -> tuple[list[Hit], str]:
-        """Promise no more than host slots can carry at once."""
+    def _affordable(self, match: Match, start: int) -> tuple[Match, bool]:
+        """Promise no more than host slots can carry at once; True if that made it shorter."""
         room = self.host_capacity_blocks
-        below = 0
-        at = 0
-        for number, hit in enumerate(hits):
-            at += hit.num_tokens
-            if at <= start or (self.host.direct is not None and hit.tier == 0):
+        runs: list[Run] = []
+        is_host = self.host.direct is not None
+        for run in match.runs:
+            first = max(run.first, start // match.block_tokens)
+            if run.last <= first or (is_host and run.tier == 0):
+                runs.append(run)
                 continue
-            below += 1
-            if below > room:
-                return hits[:number], "host_slots"
-        return hits, ""
+            fits = min(run.last - first, room)
+            room -= fits
+            if fits < run.last - first:
+                if first + fits > run.first:
+                    runs.append(Run(run.tier, run.first, first + fits))
+                return Match(tuple(runs), None, match.block_tokens), True
+            runs.append(run)
+        inside = match.inside
+        if inside is not None and not (is_host and inside.tier == 0) and not room:
+            return Match(match.runs, None, match.block_tokens), True
+        return match, False
 
     @property
     def host_capacity_blocks(self) -> int:
@@ -299,10 +307,12 @@ class TierChain:
         self.stores.tick(now)
         if deadline_s is None:
             deadline_s = self.config.engine.load_deadline_s
+        if lookup.match is None:
+            return None
         return self.loads.begin(
             chain,
             start,
-            lookup.hits,
+            lookup.match,
             label=label,
             now=now,
             deadline=now + deadline_s,
@@ -336,7 +346,7 @@ class TierChain:
         )
 
     def launch(self, job: StoreJob, device_slots: Any, fence: Fence) -> None:
-        """Start a planned store: one device slot for each token of ``job.blocks``."""
+        """Start a planned store: one device slot for each token of ``job.plan``."""
         self.stores.launch(job, device_slots, fence, self._clock())
 
     def probe(self, chain: BlockChain, first_block: int) -> bool:
@@ -387,9 +397,9 @@ class TierChain:
         owner = message.call.owner
         if isinstance(message, Completed):
             if isinstance(owner, FillBatch):
-                self.loads.filled(message.call, owner, message.outcomes, now)
+                self.loads.filled(message, owner, now)
             elif isinstance(owner, Cascade):
-                self.stores.stored(owner, message.outcomes, now)
+                self.stores.stored(message, owner, now)
             elif isinstance(owner, _Probe):
                 self._probed(owner.link, message.call, message.outcomes, now)
         elif isinstance(message, Returned):
@@ -462,7 +472,7 @@ class TierChain:
             return False
         if header.key != block.key or block_key(header.parent, header.tokens) != block.key:
             return False
-        if self.index.place(link.number, block.key) is not None:
+        if self.index.has(link.number, block.key):
             return False
         self.index.add(
             link.number,

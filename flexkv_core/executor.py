@@ -81,10 +81,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A call's end: the only one."""
+    """A call's end: the only one.
+
+    Attributes:
+        call: Which call.
+        outcomes: One for each key.
+        is_adrift: A worker is still inside the tier: ``Returned`` follows, and until then the call's
+            buffers must not be used.
+    """
 
     call: Call
     outcomes: list[Outcome]
+    is_adrift: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +201,8 @@ class _Lane:
         self, call: Call, status: Status, reason: str, buffer: BufferState = BufferState.UNTOUCHED
     ) -> None:
         outcome = failed(status, reason, buffer)
-        self._completions.put(Completed(call, [outcome] * len(call.keys)))
+        is_adrift = buffer is BufferState.UNCERTAIN
+        self._completions.put(Completed(call, [outcome] * len(call.keys), is_adrift))
 
     def _work(self) -> None:
         while True:

@@ -9,7 +9,9 @@ Threads: the chain's thread only; workers see views.
 
 from __future__ import annotations
 
-from .buffers import HostRegion, Slot, SlotPool
+from collections.abc import Sequence
+
+from .buffers import HostRegion, SlotPool
 from .keys import BlockKey
 from .tier import DirectTier
 
@@ -24,22 +26,17 @@ class HostSlots:
             HostMemoryError: the staging pool does not fit.
         """
         self.direct = direct
-        self._pool: SlotPool | None = None
         if direct is None:
-            self._pool = SlotPool(HostRegion(max(staging_bytes, slot_bytes)), slot_bytes)
+            self.pool = SlotPool(HostRegion(max(staging_bytes, slot_bytes)), slot_bytes)
+        else:
+            self.pool = direct.slots
         self._users: dict[int, int] = {}
         self._quarantined: set[int] = set()
 
     @property
     def region(self) -> HostRegion:
         """The memory that all slots lie in."""
-        return self.direct.region if self.direct is not None else self._staging.region
-
-    @property
-    def _staging(self) -> SlotPool:
-        if self._pool is None:
-            raise AssertionError("a direct tier has no staging pool")
-        return self._pool
+        return self.pool.region
 
     @property
     def num_lent(self) -> int:
@@ -51,49 +48,49 @@ class HostSlots:
         """Slots that a late writer may still touch."""
         return len(self._quarantined)
 
-    def take(self, count: int) -> list[Slot]:
+    def take(self, count: int) -> list[int]:
         """Up to ``count`` slots, each with one user."""
-        slots = self.direct.reserve(count) if self.direct is not None else self._staging.take(count)
-        for slot in slots:
-            self._users[slot.index] = 1
+        slots = self.direct.reserve(count) if self.direct is not None else self.pool.take(count)
+        self._users.update(dict.fromkeys(slots, 1))
         return slots
 
-    def publish(self, key: BlockKey, slot: Slot, num_bytes: int) -> None:
-        """Hand a filled slot to the direct tier; its users go on by pinning the block."""
+    def publish(self, keys: Sequence[BlockKey], slots: Sequence[int], sizes: Sequence[int]) -> None:
+        """Hand filled slots to the direct tier; their users go on by pinning the blocks."""
         if self.direct is None:
             raise AssertionError("a staging slot cannot be published")
-        del self._users[slot.index]
-        self.direct.publish(key, slot, num_bytes)
+        for slot in slots:
+            del self._users[slot]
+        self.direct.publish(keys, slots, sizes)
 
-    def adopt(self, slot: Slot) -> None:
+    def adopt(self, slot: int) -> None:
         """Take over a slot that was withdrawn from the direct tier; it has one user."""
-        self._users[slot.index] = 1
+        self._users[slot] = 1
 
-    def use(self, slot: Slot) -> None:
+    def use(self, slot: int) -> None:
         """One more user of an unpublished slot."""
-        self._users[slot.index] += 1
+        self._users[slot] += 1
 
-    def drop(self, slot: Slot) -> None:
+    def drop(self, slot: int) -> None:
         """One user fewer; the last one frees the slot."""
-        self._users[slot.index] -= 1
-        if self._users[slot.index]:
+        self._users[slot] -= 1
+        if self._users[slot]:
             return
-        del self._users[slot.index]
+        del self._users[slot]
         if self.direct is not None:
-            self.direct.release(slot)
+            self.direct.release([slot])
         else:
-            self._staging.give(slot)
+            self.pool.give([slot])
 
-    def quarantine(self, slot: Slot) -> None:
+    def quarantine(self, slot: int) -> None:
         """Keep a slot back although its last user is going: something may still write into it."""
-        self._quarantined.add(slot.index)
+        self._quarantined.add(slot)
 
-    def end_quarantine(self, slot: Slot) -> None:
+    def end_quarantine(self, slot: int) -> None:
         """Nothing writes into it any more: drop the user that was kept for it."""
-        self._quarantined.discard(slot.index)
+        self._quarantined.discard(slot)
         self.drop(slot)
 
     def close(self) -> None:
         """Unmap the staging pool; a direct tier closes itself."""
-        if self._pool is not None:
-            self._pool.region.close()
+        if self.direct is None:
+            self.pool.region.close()

@@ -8,7 +8,8 @@ a block, is found between two neighbours.
 Rules kept here and nowhere else:
 
 * a block is matched only where it is READY, and only together with all blocks before it;
-* a pinned or unready place never leaves; a place leaves its tier only after its children there;
+* a pinned or unready place never leaves; a place leaves its tier only after its children there, so
+  that a pin on a block protects all before it in the same tier;
 * counts never clamp: a pin given back too often is an error.
 
 Threads: one owner, the thread that calls the chain.
@@ -19,11 +20,14 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .keys import TOKEN_BYTES, BlockChain, BlockKey, common_tokens
 from .policy import EvictionOrder, Rank
+
+_SUPERSEDED_WALK = 32
+_FIRST_STRIDE = 16
 
 
 @dataclass(slots=True)
@@ -44,26 +48,23 @@ class Place:
     num_bytes: int
     created: float
     last_used: float
+    is_ready: bool
     hits: int = 0
-    is_ready: bool = False
     pins: int = 0
     num_children: int = 0
     is_queued: bool = False
 
 
-_SUPERSEDED_WALK = 32
-
-
 class Node:
-    """One block: its key, what it follows, its token ids, and its places by tier."""
+    """One block: its key, what it follows, its token ids, and in how many tiers it has a place."""
 
-    __slots__ = ("key", "parent", "places", "tokens")
+    __slots__ = ("key", "num_places", "parent", "tokens")
 
-    def __init__(self, key: BlockKey, parent: bytes, tokens: bytes, num_tiers: int) -> None:
+    def __init__(self, key: BlockKey, parent: bytes, tokens: bytes) -> None:
         self.key = key
         self.parent = parent
         self.tokens = tokens
-        self.places: list[Place | None] = [None] * num_tiers
+        self.num_places = 0
 
     @property
     def num_tokens(self) -> int:
@@ -72,13 +73,28 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
-    """One matched block.
+class Run:
+    """Consecutive whole blocks whose fastest ready place is in one tier.
+
+    Attributes:
+        tier: Which tier.
+        first: Number of the first block in the prompt.
+        last: One behind the last.
+    """
+
+    tier: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A block that shares only its beginning with the prompt.
 
     Attributes:
         key: The block's key.
-        num_tokens: How many of its leading tokens match; all of them but in the last hit.
-        stored_tokens: Tokens of the whole stored block.
+        num_tokens: Leading tokens that match.
+        stored_tokens: Tokens of the whole block.
         tier: The fastest tier that holds it ready.
     """
 
@@ -86,6 +102,58 @@ class Hit:
     num_tokens: int
     stored_tokens: int
     tier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest prefix that is ready: whole blocks from block 0, then at most one partly matched.
+
+    Attributes:
+        runs: Whole blocks, without a gap.
+        inside: What follows them, if anything.
+        block_tokens: Tokens in a whole block.
+    """
+
+    runs: tuple[Run, ...]
+    inside: Inside | None
+    block_tokens: int
+
+    @property
+    def num_blocks(self) -> int:
+        """Whole blocks."""
+        return self.runs[-1].last if self.runs else 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from token 0."""
+        rest = self.inside.num_tokens if self.inside is not None else 0
+        return self.num_blocks * self.block_tokens + rest
+
+    def tokens_by_tier(self, start: int) -> dict[int, int]:
+        """Tokens behind ``start`` by tier."""
+        counts: dict[int, int] = {}
+        for run in self.runs:
+            count = run.last * self.block_tokens - max(run.first * self.block_tokens, start)
+            if count > 0:
+                counts[run.tier] = counts.get(run.tier, 0) + count
+        if self.inside is not None:
+            count = self.num_tokens - max(self.num_blocks * self.block_tokens, start)
+            if count > 0:
+                counts[self.inside.tier] = counts.get(self.inside.tier, 0) + count
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Usable:
+    """Which tiers may be read now.
+
+    Attributes:
+        tiers: Their numbers, fast to slow.
+        oldest: Per tier of the chain the creation time before which a place has expired; -inf for never.
+    """
+
+    tiers: Sequence[int]
+    oldest: Sequence[float]
 
 
 class BlockIndex:
@@ -97,9 +165,10 @@ class BlockIndex:
         self._orders = list(orders)
         self._nodes: dict[BlockKey, Node] = {}
         self._children: dict[bytes, list[tuple[bytes, BlockKey]]] = {}
+        self._places: list[dict[BlockKey, Place]] = [{} for _ in orders]
+        self._ready: list[dict[BlockKey, Place]] = [{} for _ in orders]
         self._queues: list[list[tuple[Rank, int, BlockKey]]] = [[] for _ in orders]
         self._numbers = itertools.count()
-        self._counts = [0] * len(orders)
         self._bytes = [0] * len(orders)
         self._pins = 0
 
@@ -115,7 +184,7 @@ class BlockIndex:
 
     def count(self, tier: int) -> int:
         """Blocks in a tier, ready or not."""
-        return self._counts[tier]
+        return len(self._places[tier])
 
     def num_bytes(self, tier: int) -> int:
         """Bytes of all blocks in a tier."""
@@ -127,66 +196,96 @@ class BlockIndex:
 
     def place(self, tier: int, key: BlockKey) -> Place | None:
         """The block's place in ``tier``."""
-        node = self._nodes.get(key)
-        return node.places[tier] if node is not None else None
+        return self._places[tier].get(key)
+
+    def has(self, tier: int, key: BlockKey) -> bool:
+        """Whether the block has a place in ``tier``, ready or not."""
+        return key in self._places[tier]
+
+    def missing(self, tier: int, keys: Sequence[BlockKey]) -> list[int]:
+        """Positions of the keys that have no place in ``tier``."""
+        places = self._places[tier]
+        return [i for i, key in enumerate(keys) if key not in places]
 
     def keys(self, tier: int) -> list[BlockKey]:
-        """All keys in a tier, in no order."""
-        return [key for key, node in self._nodes.items() if node.places[tier] is not None]
+        """All keys in a tier."""
+        return list(self._places[tier])
 
-    def match(
-        self,
-        chain: BlockChain,
-        max_tokens: int,
-        page_tokens: int,
-        is_usable: Sequence[bool],
-        oldest: Sequence[float],
-    ) -> list[Hit]:
+    def match(self, chain: BlockChain, max_tokens: int, page_tokens: int, usable: Usable) -> Match:
         """The longest prefix of ``chain`` that is ready in the usable tiers.  Changes nothing.
 
         Args:
             chain: The prompt, under its namespace.
             max_tokens: Tokens that may be matched at most.
-            page_tokens: The last hit may end inside a block, at a multiple of this.
-            is_usable: Per tier whether it may be read now.
-            oldest: Per tier the creation time before which a place is expired.
-
-        Returns:
-            Hits in order, without a gap from token 0.
+            page_tokens: The last block may be matched to a multiple of this.
+            usable: Which tiers may be read.
         """
-        hits: list[Hit] = []
-        nodes = self._nodes
-        block_tokens = self.block_tokens
         max_tokens = min(max_tokens, chain.num_tokens)
-        for block in range(max_tokens // block_tokens):
-            node = nodes.get(chain.key(block))
-            tier = -1 if node is None else self._fastest(node, is_usable, oldest)
-            if node is None or tier < 0:
-                break
-            hits.append(Hit(node.key, block_tokens, block_tokens, tier))
-        rest = max_tokens - len(hits) * block_tokens
+        runs = self._match_whole(chain, max_tokens // self.block_tokens, usable)
+        block = runs[-1].last if runs else 0
+        rest = max_tokens - block * self.block_tokens
+        inside = None
         if rest >= page_tokens:
-            last = self._match_inside(chain, len(hits), rest, page_tokens, is_usable, oldest)
-            if last is not None:
-                hits.append(last)
-        return hits
+            inside = self._match_inside(chain, block, rest, page_tokens, usable)
+        return Match(tuple(runs), inside, self.block_tokens)
+
+    def _match_whole(self, chain: BlockChain, whole: int, usable: Usable) -> list[Run]:
+        runs: list[Run] = []
+        tables = [(tier, self._ready[tier], usable.oldest[tier]) for tier in usable.tiers]
+        block = 0
+        stride = _FIRST_STRIDE
+        while block < whole:
+            # Keys are made in growing strides, so that a miss costs little, however long the prompt.
+            keys = chain.hash_to(min(whole, block + stride))
+            stride *= 4
+            known = min(len(keys), whole)
+            while block < known:
+                found = self._fastest_run(tables, keys, block, known)
+                if found is None:
+                    return runs
+                tier, last = found
+                if runs and runs[-1].tier == tier:
+                    runs[-1] = Run(tier, runs[-1].first, last)
+                else:
+                    runs.append(Run(tier, block, last))
+                block = last
+        return runs
+
+    @staticmethod
+    def _fastest_run(
+        tables: Sequence[tuple[int, dict[BlockKey, Place], float]],
+        keys: Sequence[BlockKey],
+        block: int,
+        known: int,
+    ) -> tuple[int, int] | None:
+        """The fastest tier that has ``keys[block]``, and where the run of blocks it is fastest for ends."""
+        for number, (tier, ready, oldest) in enumerate(tables):
+            place = ready.get(keys[block])
+            if place is None or place.created < oldest:
+                continue
+            last = block + 1
+            faster = [table for _, table, _ in tables[:number]]
+            never_expires = oldest == float("-inf")
+            while (
+                last < known
+                and keys[last] in ready
+                and (never_expires or ready[keys[last]].created >= oldest)
+                and not any(keys[last] in table for table in faster)
+            ):
+                last += 1
+            return tier, last
+        return None
 
     def _match_inside(
-        self,
-        chain: BlockChain,
-        block: int,
-        rest: int,
-        page_tokens: int,
-        is_usable: Sequence[bool],
-        oldest: Sequence[float],
-    ) -> Hit | None:
+        self, chain: BlockChain, block: int, rest: int, page_tokens: int, usable: Usable
+    ) -> Inside | None:
         """The sibling that shares most leading tokens with the prompt's next block."""
         siblings = self._children.get(chain.parent(block))
         if not siblings:
             return None
         wanted = chain.block(block, min(rest, self.block_tokens))
         at = bisect_left(siblings, (wanted, b""))
-        best: Hit | None = None
+        best: Inside | None = None
         # The longest common prefix is with a neighbour; further ones never share more, and are looked
         # at only where a nearer one is not ready, or shares as much and lies in a slower tier.
         for neighbours in (range(at, len(siblings)), range(at - 1, -1, -1)):
@@ -195,20 +294,19 @@ class BlockIndex:
                 shared = common_tokens(wanted, tokens) // page_tokens * page_tokens
                 if shared == 0 or (best is not None and shared < best.num_tokens):
                     break
-                node = self._nodes[key]
-                tier = self._fastest(node, is_usable, oldest)
+                tier = self._fastest(key, usable)
                 if tier < 0:
                     continue
                 if best is None or shared > best.num_tokens or tier < best.tier:
-                    best = Hit(key, shared, node.num_tokens, tier)
+                    best = Inside(key, shared, len(tokens) // TOKEN_BYTES, tier)
                 if best.tier == 0:
                     break
         return best
 
-    @staticmethod
-    def _fastest(node: Node, is_usable: Sequence[bool], oldest: Sequence[float]) -> int:
-        for tier, place in enumerate(node.places):
-            if place is not None and place.is_ready and is_usable[tier] and place.created >= oldest[tier]:
+    def _fastest(self, key: BlockKey, usable: Usable) -> int:
+        for tier in usable.tiers:
+            place = self._ready[tier].get(key)
+            if place is not None and place.created >= usable.oldest[tier]:
                 return tier
         return -1
 
@@ -224,36 +322,44 @@ class BlockIndex:
         num_bytes: int,
         now: float,
         is_ready: bool = False,
-    ) -> Place:
+    ) -> None:
         """Give a block a place in a tier.
 
         Raises:
             ValueError: it has one already.
         """
+        places = self._places[tier]
+        if key in places:
+            raise ValueError("the block has a place in this tier already")
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = Node(key, parent, tokens, len(self._orders))
-            insort(self._children.setdefault(parent, []), (tokens, key))
-        if node.places[tier] is not None:
-            raise ValueError("the block has a place in this tier already")
-        place = Place(num_bytes, created=now, last_used=now, is_ready=is_ready)
-        place.num_children = sum(
-            self._nodes[child].places[tier] is not None for _, child in self._children.get(key, ())
-        )
-        node.places[tier] = place
-        self._counts[tier] += 1
+            node = self._nodes[key] = Node(key, parent, tokens)
+            siblings = self._children.get(parent)
+            if siblings is None:
+                self._children[parent] = [(tokens, key)]
+            else:
+                insort(siblings, (tokens, key))
+        node.num_places += 1
+        place = places[key] = Place(num_bytes, now, now, is_ready)
         self._bytes[tier] += num_bytes
-        above = self.place(tier, parent)
+        below = self._children.get(key)
+        if below:
+            place.num_children = sum(child in places for _, child in below)
+        above = places.get(parent)
         if above is not None:
             above.num_children += 1
-        self._queue(tier, key, place)
-        return place
+        if is_ready:
+            self._ready[tier][key] = place
+            self._queue(tier, key, place)
 
-    def publish(self, tier: int, key: BlockKey) -> None:
-        """The block's bytes in this tier may be read from now on."""
-        place = self._must(tier, key)
-        place.is_ready = True
-        self._queue(tier, key, place)
+    def publish(self, tier: int, keys: Iterable[BlockKey]) -> None:
+        """The blocks' bytes in this tier may be read from now on."""
+        ready = self._ready[tier]
+        for key in keys:
+            place = self._must(tier, key)
+            place.is_ready = True
+            ready[key] = place
+            self._queue(tier, key, place)
 
     def remove(self, tier: int, key: BlockKey) -> None:
         """Forget a block's place.
@@ -265,14 +371,15 @@ class BlockIndex:
         if place.pins:
             raise ValueError(f"a pinned block cannot leave ({place.pins} pins)")
         node = self._nodes[key]
-        node.places[tier] = None
-        self._counts[tier] -= 1
+        del self._places[tier][key]
+        self._ready[tier].pop(key, None)
         self._bytes[tier] -= place.num_bytes
-        above = self.place(tier, node.parent)
+        above = self._places[tier].get(node.parent)
         if above is not None:
             above.num_children -= 1
             self._queue(tier, node.parent, above)
-        if not any(node.places):
+        node.num_places -= 1
+        if not node.num_places:
             del self._nodes[key]
             siblings = self._children[node.parent]
             del siblings[bisect_left(siblings, (node.tokens, key))]
@@ -280,7 +387,7 @@ class BlockIndex:
                 del self._children[node.parent]
 
     def pin(self, tier: int, key: BlockKey) -> None:
-        """Protect a block's place from leaving."""
+        """Protect a block's place, and those of all blocks before it, from leaving."""
         self._must(tier, key).pins += 1
         self._pins += 1
 
@@ -297,15 +404,16 @@ class BlockIndex:
         self._pins -= 1
         self._queue(tier, key, place)
 
-    def touch(self, tier: int, keys: Sequence[BlockKey], now: float, *, is_hit: bool) -> None:
-        """Note that blocks were used."""
+    def touch(self, tier: int, keys: Iterable[BlockKey], now: float) -> None:
+        """Note that blocks were loaded."""
         backwards = self._orders[tier].ages_backwards
+        places = self._places[tier]
         for key in keys:
-            place = self.place(tier, key)
+            place = places.get(key)
             if place is None:
                 continue
             place.last_used = now
-            place.hits += is_hit
+            place.hits += 1
             if backwards and place.is_queued:
                 # The queue's entry is too late now; a second, earlier one makes it good.
                 place.is_queued = False
@@ -315,13 +423,15 @@ class BlockIndex:
         """Partly filled siblings whose tokens this block repeats, free to go from ``tier``."""
         node = self._nodes[key]
         siblings = self._children.get(node.parent, ())
+        if len(siblings) < 2:
+            return []
         found = []
         at = bisect_left(siblings, (node.tokens, key))
         # Prefixes of a block sort before it, and mostly right before it; a block with very many
         # siblings is not worth a longer walk, since what stays behind only ages and leaves.
         for tokens, other in reversed(siblings[max(0, at - _SUPERSEDED_WALK) : at]):
             if node.tokens.startswith(tokens):
-                place = self._nodes[other].places[tier]
+                place = self._places[tier].get(other)
                 if place is not None and self._may_leave(place):
                     found.append(other)
         return found
@@ -335,7 +445,7 @@ class BlockIndex:
         order = self._orders[tier]
         while queue:
             rank, number, key = heapq.heappop(queue)
-            place = self.place(tier, key)
+            place = self._places[tier].get(key)
             if place is None or not place.is_queued:
                 continue
             now_rank = order.rank(place)
@@ -351,12 +461,12 @@ class BlockIndex:
         return place.is_ready and not place.pins and not place.num_children
 
     def _queue(self, tier: int, key: BlockKey, place: Place) -> None:
-        if not place.is_queued and self._may_leave(place):
+        if not place.num_children and place.is_ready and not place.pins and not place.is_queued:
             place.is_queued = True
             heapq.heappush(self._queues[tier], (self._orders[tier].rank(place), next(self._numbers), key))
 
     def _must(self, tier: int, key: BlockKey) -> Place:
-        place = self.place(tier, key)
+        place = self._places[tier].get(key)
         if place is None:
             raise ValueError("the block has no place in this tier")
         return place

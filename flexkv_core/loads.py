@@ -16,22 +16,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from .buffers import Slot
 from .capacity import Capacity
 from .drivers import Observers
 from .errors import TransferError
-from .executor import Call, Verb
+from .executor import Call, Completed, Verb
 from .host import HostSlots
-from .index import BlockIndex, Hit
+from .index import BlockIndex, Match
 from .keys import BlockChain, BlockKey
 from .layout import BlockLayout
 from .links import Link
 from .metrics import Metrics
 from .models import WritePolicy
-from .plan import LoadBlock, plan_load
+from .plan import LoadPlan, plan_load
 from .receipts import Receipt
-from .tier import BufferState, Outcome, Status
-from .transfer import BlockSpan, CopyJob, Fence, Ticket, Transfer
+from .tier import Outcome, Status
+from .transfer import CopyJob, Fence, HostSpans, Ticket, Transfer
 
 
 class LoadState(str, Enum):
@@ -56,26 +55,30 @@ class LoadJob:
     Attributes:
         label: The request, for people.
         start: First token that it brings.
-        blocks: What it brings, in order.
+        plan: What it brings, in order.
         deadline: When it is given up, on the chain's clock.
         is_prefetch: Ends when its blocks lie in host slots.
         state: Where it stands.
         cause: Why it failed; empty otherwise.
         ticket: The copy to the device, once there is one.
         number: Unique in the process.
+        slots: Host slot of each block; -1 while it is not there.
+        pinned: Blocks of the first tier that it pins; each protects all before it.
+        lent: Unpublished slots that it uses.
     """
 
     label: str
     start: int
-    blocks: list[LoadBlock]
+    plan: LoadPlan
     begun: float
     deadline: float
     is_prefetch: bool = False
     state: LoadState = LoadState.STAGING
     cause: str = ""
     ticket: Ticket | None = None
-    slots: list[Slot | None] = field(default_factory=list)
-    is_pinned: list[bool] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    pinned: list[BlockKey] = field(default_factory=list)
+    lent: list[int] = field(default_factory=list)
     num_waiting: int = 0
     bound: tuple[Any, Fence] | None = None
     staged: float = 0.0
@@ -85,7 +88,7 @@ class LoadJob:
     @property
     def num_tokens(self) -> int:
         """Tokens that it brings."""
-        return sum(block.last - block.first for block in self.blocks)
+        return self.plan.num_tokens
 
     @property
     def is_over(self) -> bool:
@@ -97,9 +100,9 @@ class LoadJob:
 class _Fill:
     """One block on its way from a lower tier into a host slot."""
 
-    block: LoadBlock
+    key: BlockKey
     link: Link
-    slot: Slot
+    slot: int
     is_promoted: bool
     jobs: list[tuple[LoadJob, int]] = field(default_factory=list)
 
@@ -151,35 +154,35 @@ class Loads:
         self,
         chain: BlockChain,
         start: int,
-        hits: Sequence[Hit],
+        match: Match,
         *,
         label: str,
         now: float,
         deadline: float,
         is_prefetch: bool = False,
     ) -> LoadJob | None:
-        """Pin what was hit, and start to bring it into host slots.
+        """Pin what was matched, and start to bring it into host slots.
 
         Returns:
-            The load, whose ``num_tokens`` may be less than was hit where host slots are short; None
+            The load, whose ``num_tokens`` may be less than was matched where host slots are short; None
             where nothing can be brought.
         """
-        blocks = plan_load(chain, hits, start)
-        for block in blocks:
-            self._pin_source(block)
-        blocks, slots = self._reserve(blocks)
-        if not blocks:
+        plan = plan_load(chain, match, start)
+        job = LoadJob(label, start, plan, begun=now, deadline=deadline, is_prefetch=is_prefetch)
+        self._take_host_blocks(job)
+        to_fill = [i for i, slot in enumerate(job.slots) if slot < 0]
+        if to_fill:
+            to_fill = self._prepare_fills(job, chain, to_fill, now)
+        if not plan.keys:
+            self._let_go(job)
             return None
-        job = LoadJob(label, start, blocks, begun=now, deadline=deadline, is_prefetch=is_prefetch)
-        job.slots = [None] * len(blocks)
-        job.is_pinned = [False] * len(blocks)
-        fills: list[_Fill] = []
-        for position, block in enumerate(blocks):
-            self._attach(job, position, block, slots, fills, now)
-        self._touch(blocks, now)
-        self._submit(fills, now)
+        for tier in set(plan.tiers):
+            self._index.touch(
+                tier, (key for key, at in zip(plan.keys, plan.tiers, strict=True) if at == tier), now
+            )
         self._active[job.number] = job
-        if not job.num_waiting:
+        job.num_waiting = len(to_fill)
+        if not to_fill:
             self._staged(job, now)
         return job
 
@@ -204,80 +207,75 @@ class Loads:
 
     # ---- staging -------------------------------------------------------------------------------
 
-    def _is_host(self, tier: int) -> bool:
-        return self._host_link is not None and tier == self._host_link.number
-
-    def _pin_source(self, block: LoadBlock) -> None:
-        if self._links[block.tier].is_indexed and not self._joins(block):
-            self._index.pin(block.tier, block.key)
-
-    def _unpin_source(self, block: LoadBlock) -> None:
-        if self._links[block.tier].is_indexed:
-            self._index.unpin(block.tier, block.key)
-
-    def _joins(self, block: LoadBlock) -> bool:
-        return block.key in self._fills and not self._is_host(block.tier)
-
-    def _reserve(self, blocks: list[LoadBlock]) -> tuple[list[LoadBlock], list[Slot]]:
-        """Host slots for what is to be filled; the plan is cut where there are no more."""
-        to_fill = [
-            i
-            for i, block in enumerate(blocks)
-            if not self._is_host(block.tier) and block.key not in self._fills
-        ]
-        slots = self._capacity.take_host_slots(self._host_link, len(to_fill)) if to_fill else []
-        if len(slots) < len(to_fill):
-            cut = to_fill[len(slots)]
-            for block in blocks[cut:]:
-                if not self._joins(block):
-                    self._unpin_source(block)
-            self._metrics.count("load_shortened", len(blocks) - cut, cause="no_host_slots")
-            blocks = blocks[:cut]
-        return blocks, slots
-
-    def _attach(
-        self,
-        job: LoadJob,
-        position: int,
-        block: LoadBlock,
-        slots: list[Slot],
-        fills: list[_Fill],
-        now: float,
-    ) -> None:
-        direct = self._host.direct
-        if direct is not None and self._is_host(block.tier):
-            job.slots[position] = direct.borrow(block.key)
-            job.is_pinned[position] = True
+    def _take_host_blocks(self, job: LoadJob) -> None:
+        """Blocks that lie in the first tier: their slots, and one pin at the end of each run."""
+        plan, host, direct = job.plan, self._host_link, self._host.direct
+        if host is None or direct is None:
+            job.slots = [-1] * len(plan.keys)
             return
-        fill = self._fills.get(block.key)
-        if fill is None:
-            fill = self._new_fill(block, slots.pop(0), now)
-            fills.append(fill)
-        fill.jobs.append((job, position))
-        job.num_waiting += 1
+        here = [tier == host.number for tier in plan.tiers]
+        job.slots = direct.borrow(plan.keys) if all(here) else [-1] * len(plan.keys)
+        for i, is_here in enumerate(here):
+            if not is_here:
+                continue
+            if job.slots[i] < 0:
+                job.slots[i] = direct.borrow([plan.keys[i]])[0]
+            if i + 1 == len(here) or not here[i + 1]:  # the last of a run protects those before it
+                self._index.pin(host.number, plan.keys[i])
+                job.pinned.append(plan.keys[i])
 
-    def _new_fill(self, block: LoadBlock, slot: Slot, now: float) -> _Fill:
-        link = self._links[block.tier]
-        is_promoted = self._is_promoted(link, block.key)
-        if is_promoted and self._host_link is not None:
-            node = self._index.node(block.key)
-            tokens = node.tokens if node is not None else block.tokens
-            self._index.add(
-                self._host_link.number,
-                block.key,
-                block.parent,
-                tokens,
-                num_bytes=self._layout.value_bytes(block.stored_tokens),
-                now=now,
-            )
-        fill = self._fills[block.key] = _Fill(block, link, slot, is_promoted)
+    def _prepare_fills(self, job: LoadJob, chain: BlockChain, to_fill: list[int], now: float) -> list[int]:
+        """Host slots for what lies below; the plan is cut where there are no more.
+
+        Sources are pinned first, so that making room cannot take them.
+        """
+        plan = job.plan
+        new = [i for i in to_fill if plan.keys[i] not in self._fills]
+        for i in new:
+            self._pin_source(plan.tiers[i], plan.keys[i])
+        slots = self._capacity.take_host_slots(self._host_link, len(new))
+        if len(slots) < len(new):
+            cut = new[len(slots)]
+            for i in new[len(slots) :]:
+                self._unpin_source(plan.tiers[i], plan.keys[i])
+            self._metrics.count("load_shortened", len(plan.keys) - cut, cause="no_host_slots")
+            plan.cut(cut)
+            del job.slots[cut:]
+            new, to_fill = new[: len(slots)], [i for i in to_fill if i < cut]
+        fresh = [self._new_fill(plan, i, chain, slot, now) for i, slot in zip(new, slots, strict=True)]
+        for i in to_fill:
+            self._fills[plan.keys[i]].jobs.append((job, i))
+        self._submit(fresh, now)
+        return to_fill
+
+    def _pin_source(self, tier: int, key: BlockKey) -> None:
+        if self._links[tier].is_indexed:
+            self._index.pin(tier, key)
+
+    def _unpin_source(self, tier: int, key: BlockKey) -> None:
+        if self._links[tier].is_indexed:
+            self._index.unpin(tier, key)
+
+    def _new_fill(self, plan: LoadPlan, i: int, chain: BlockChain, slot: int, now: float) -> _Fill:
+        key, link = plan.keys[i], self._links[plan.tiers[i]]
+        host = self._host_link
+        is_promoted = self._is_promoted(link, key)
+        if is_promoted and host is not None:
+            node = self._index.node(key)
+            # A block of a shared tier is in no index, but it is whole, so the prompt has its tokens.
+            number = plan.block + i
+            parent = node.parent if node is not None else chain.parent(number)
+            tokens = node.tokens if node is not None else chain.block(number)
+            size = self._layout.value_bytes(plan.stored_tokens[i])
+            self._index.add(host.number, key, parent, tokens, num_bytes=size, now=now)
+        fill = self._fills[key] = _Fill(key, link, slot, is_promoted)
         return fill
 
     def _is_promoted(self, link: Link, key: BlockKey) -> bool:
         host = self._host_link
         if host is None or host.config.read_only or host.config.write is WritePolicy.NEVER:
             return False
-        if self._index.place(host.number, key) is not None:
+        if self._index.has(host.number, key):
             return False
         wish = link.config.promote
         if isinstance(wish, str):
@@ -285,12 +283,8 @@ class Loads:
         place = self._index.place(link.number, key)
         return place is None or place.hits + 1 >= wish
 
-    def _touch(self, blocks: Sequence[LoadBlock], now: float) -> None:
-        for tier in {block.tier for block in blocks}:
-            keys = [block.key for block in blocks if block.tier == tier]
-            self._index.touch(tier, keys, now, is_hit=True)
-
     def _submit(self, fills: list[_Fill], now: float) -> None:
+        view = self._host.pool.view
         for link in self._links:
             mine = [fill for fill in fills if fill.link is link]
             for batch in link.batches(len(mine), link.workers.load_threads):
@@ -298,31 +292,32 @@ class Loads:
                 link.workers.submit(
                     Call(
                         Verb.LOAD,
-                        [fill.block.key for fill in part],
-                        [fill.slot.view for fill in part],
+                        [fill.key for fill in part],
+                        [view(fill.slot)[: self._layout.slot_bytes] for fill in part],
                         deadline=now + link.config.load_deadline_s,
                         owner=_FillBatch(link, part),
                     )
                 )
 
-    def filled(self, call: Call, batch: _FillBatch, outcomes: Sequence[Outcome], now: float) -> None:
+    def filled(self, end: Completed, batch: _FillBatch, now: float) -> None:
         """A load call has ended."""
-        good: list[BlockKey] = []
+        if end.is_adrift:
+            batch.link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
+        good: list[_Fill] = []
         num_bytes = 0
-        for fill, outcome in zip(batch.fills, outcomes, strict=True):
-            del self._fills[fill.block.key]
-            self._unpin_source(fill.block)
+        for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
+            del self._fills[fill.key]
+            self._unpin_source(fill.link.number, fill.key)
             if outcome.is_ok:
                 num_bytes += outcome.num_bytes
-                good.append(fill.block.key)
+                good.append(fill)
                 self._fill_succeeded(fill, outcome, now)
             else:
-                self._fill_failed(fill, outcome, now)
+                self._fill_failed(fill, outcome, now, is_adrift=end.is_adrift)
         if good:
-            batch.link.speed.observe(num_bytes, call.seconds)
-            self._observers.loaded(batch.link.name, good, num_bytes)
-            promoted = [f.block.key for f in batch.fills if f.is_promoted and f.block.key in good]
-            self.cascade(promoted, batch.link.number)
+            batch.link.speed.observe(num_bytes, end.call.seconds)
+            self._observers.loaded(batch.link.name, [fill.key for fill in good], num_bytes)
+            self.cascade([fill.key for fill in good if fill.is_promoted], batch.link.number)
 
     def returned(self, batch: _FillBatch) -> None:
         """The worker of a load call that was given up has come back."""
@@ -330,36 +325,35 @@ class Loads:
             self._host.end_quarantine(fill.slot)
 
     def _fill_succeeded(self, fill: _Fill, outcome: Outcome, now: float) -> None:
-        key, slot = fill.block.key, fill.slot
-        host = self._host_link
+        key, slot, host = fill.key, fill.slot, self._host_link
         if fill.is_promoted and host is not None:
-            self._host.publish(key, slot, outcome.num_bytes)
-            self._index.publish(host.number, key)
+            self._host.publish([key], [slot], [outcome.num_bytes])
+            self._index.publish(host.number, [key])
         for job, position in fill.jobs:
             job.slots[position] = slot
-            job.is_pinned[position] = fill.is_promoted
             if fill.is_promoted and host is not None:
                 self._index.pin(host.number, key)
+                job.pinned.append(key)
             else:
                 self._host.use(slot)
+                job.lent.append(slot)
             job.num_waiting -= 1
             if not job.num_waiting and job.state is LoadState.STAGING:
                 self._staged(job, now)
         if not fill.is_promoted:
             self._host.drop(slot)
 
-    def _fill_failed(self, fill: _Fill, outcome: Outcome, now: float) -> None:
-        link, key = fill.link, fill.block.key
+    def _fill_failed(self, fill: _Fill, outcome: Outcome, now: float, *, is_adrift: bool) -> None:
+        link = fill.link
         if fill.is_promoted and self._host_link is not None:
-            self._index.remove(self._host_link.number, key)
-        if outcome.buffer is BufferState.UNCERTAIN:
+            self._index.remove(self._host_link.number, fill.key)
+        if is_adrift:
             self._host.quarantine(fill.slot)
-            link.wrapped.breaker.report(outcome.status, outcome.reason)
         else:
             self._host.drop(fill.slot)
         self._metrics.count("load_failures", tier=link.name, cause=outcome.status.value)
         if outcome.status in (Status.MISS, Status.CORRUPT):
-            self._forget(link, key, is_damaged=outcome.status is Status.CORRUPT, now=now)
+            self._forget(link, fill.key, is_damaged=outcome.status is Status.CORRUPT, now=now)
         for job, _ in fill.jobs:
             self._give_up(job, LoadState.FAILED, f"{link.name}:{outcome.status.value}", now)
 
@@ -388,11 +382,8 @@ class Loads:
         if job.bound is None:
             raise AssertionError("a load is copied only once it is bound")
         device_slots, fence = job.bound
-        spans = [
-            BlockSpan(slot, block.stored_tokens, block.first, block.last)
-            for slot, block in zip(job.slots, job.blocks, strict=True)
-            if slot is not None
-        ]
+        plan = job.plan
+        spans = HostSpans(self._host.pool, job.slots, plan.stored_tokens, plan.first, plan.last)
         try:
             job.ticket = self._transfer.load(CopyJob(job.number, spans, device_slots, fence))
         except TransferError as exc:
@@ -416,8 +407,8 @@ class Loads:
         if job.state is LoadState.COPYING:
             job.given_up = state  # the copy is never aborted; what it touches is let go when it is over
             return
-        for block in job.blocks:
-            fill = self._fills.get(block.key)
+        for key in job.plan.keys:
+            fill = self._fills.get(key)
             if fill is not None:
                 fill.jobs = [entry for entry in fill.jobs if entry[0] is not job]
         self._end(job, state, now)
@@ -425,28 +416,26 @@ class Loads:
     def _end(self, job: LoadJob, state: LoadState, now: float) -> None:
         job.state = state
         self._active.pop(job.number, None)
-        for position, slot in enumerate(job.slots):
-            if slot is None:
-                continue
-            if job.is_pinned[position] and self._host_link is not None:
-                self._index.unpin(self._host_link.number, job.blocks[position].key)
-            else:
-                self._host.drop(slot)
-        job.slots = []
+        self._let_go(job)
         self._on_end(self._receipt(job, now))
 
+    def _let_go(self, job: LoadJob) -> None:
+        if self._host_link is not None:
+            for key in job.pinned:
+                self._index.unpin(self._host_link.number, key)
+        for slot in job.lent:
+            self._host.drop(slot)
+        job.pinned, job.lent = [], []
+
     def _receipt(self, job: LoadJob, now: float) -> Receipt:
-        by_tier: dict[str, int] = {}
-        for block in job.blocks:
-            name = self._links[block.tier].name
-            by_tier[name] = by_tier.get(name, 0) + block.last - block.first
+        by_tier = {self._links[tier].name: count for tier, count in job.plan.tokens_by_tier().items()}
         is_ok = job.state is LoadState.DONE
         return Receipt(
             kind="prefetch" if job.is_prefetch else "load",
             label=job.label,
             status="ok" if is_ok else job.state.value,
             num_tokens=job.num_tokens if is_ok else 0,
-            num_blocks=len(job.blocks) if is_ok else 0,
+            num_blocks=len(job.plan.keys) if is_ok else 0,
             num_bytes=job.num_tokens * self._layout.token_bytes if is_ok else 0,
             tokens_by_tier=by_tier,
             staging_s=max(0.0, (job.staged or now) - job.begun),

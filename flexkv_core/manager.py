@@ -253,7 +253,7 @@ class KVManager:
     ) -> Lookup:
         """How much of a prompt could be restored.  Changes nothing, however often it is called."""
         if not self.may_share(scope):
-            return Lookup(start, (), why="no_salt")
+            return Lookup(start, None, why="no_salt")
         return self.chain.lookup(self.sequence(tokens, scope), start=start, max_tokens=max_tokens)
 
     def get_match(
@@ -286,9 +286,9 @@ class KVManager:
         found = (
             self.chain.lookup(chain, start=start, max_tokens=max_tokens)
             if self.may_share(scope)
-            else Lookup(start, (), why="no_salt")
+            else Lookup(start, None, why="no_salt")
         )
-        job = self.chain.load(chain, found, start=start, label=label) if found.hits else None
+        job = self.chain.load(chain, found, start=start, label=label)
         ranges = [(start, start + job.num_tokens)] if job is not None else []
         task = self._new_task(chain.num_tokens, job, ranges)
         return task.task_id, _mask(chain.num_tokens, ranges)
@@ -325,7 +325,7 @@ class KVManager:
             if self.may_share(scope)
             else None
         )
-        ranges = [(b.start, b.start + b.num_tokens) for b in job.blocks] if job is not None else []
+        ranges = job.plan.ranges() if job is not None else []
         task = self._new_task(chain.num_tokens, job, ranges)
         return task.task_id, _mask(chain.num_tokens, ranges)
 
@@ -377,7 +377,8 @@ class KVManager:
         found = self.chain.lookup(chain)
         if found.wants_probe:
             self.chain.probe(chain, found.num_tokens // self.layout.block_tokens)
-        if not any(hit.tier for hit in found.hits):
+        first = self.config.tiers[0].name
+        if all(tier == first for tier in found.tokens_by_tier):
             return NO_TASK
         job = self.chain.prefetch(chain, found, start=0, label=label)
         if job is None:

@@ -16,11 +16,10 @@ from enum import Enum
 from typing import Any
 
 from . import envelope
-from .buffers import Slot
 from .capacity import Capacity
 from .drivers import Observers
 from .errors import TransferError
-from .executor import Call, Verb
+from .executor import Call, Completed, Verb
 from .host import HostSlots
 from .index import BlockIndex, Node
 from .keys import BlockChain, BlockKey
@@ -28,10 +27,10 @@ from .layout import BlockLayout
 from .links import Link
 from .metrics import Metrics
 from .models import WritePolicy
-from .plan import StoreBlock, plan_store
+from .plan import StorePlan, plan_store
 from .receipts import Receipt
-from .tier import BufferState, Outcome, Status
-from .transfer import BlockSpan, CopyJob, Fence, Ticket, Transfer
+from .tier import Status
+from .transfer import CopyJob, Fence, HostSpans, Ticket, Transfer
 
 
 class StoreState(str, Enum):
@@ -56,7 +55,8 @@ class StoreJob:
 
     Attributes:
         label: The request, for people.
-        blocks: What is copied, in order.
+        plan: What is copied, in order.
+        slots: Host slot of each block.
         state: Where it stands.
         cause: Why it failed; empty otherwise.
         ticket: The copy from the device, once there is one.
@@ -64,8 +64,8 @@ class StoreJob:
     """
 
     label: str
-    blocks: list[StoreBlock]
-    slots: list[Slot]
+    plan: StorePlan
+    slots: list[int]
     begun: float
     state: StoreState = StoreState.PLANNED
     cause: str = ""
@@ -76,7 +76,7 @@ class StoreJob:
     @property
     def num_tokens(self) -> int:
         """Tokens that are copied."""
-        return sum(block.num_tokens for block in self.blocks)
+        return self.plan.num_tokens
 
     @property
     def is_over(self) -> bool:
@@ -92,7 +92,7 @@ class _Passing:
     parent: bytes
     tokens: bytes
     num_tokens: int
-    slot: Slot
+    slot: int
     is_pinned: bool
 
 
@@ -179,45 +179,38 @@ class Stores:
         """
         if not any(link.takes_stores for link in self._links):
             return None
-        blocks = plan_store(
+        plan = plan_store(
             chain,
             num_tokens,
-            self._is_there,
+            self._missing,
             page_tokens=page_tokens,
             with_tail=with_tail and self.keeps_tails,
         )
-        blocks = self._within_limit(blocks)
-        if not blocks:
+        self._limit(plan)
+        if not plan.keys:
             return None
-        slots = self._reserve(blocks)
-        if len(slots) < len(blocks):
-            self._metrics.count("store_dropped_blocks", len(blocks) - len(slots), cause="no_host_slots")
-            blocks = blocks[: len(slots)]
-        if not blocks:
+        slots = self._reserve(plan)
+        if len(slots) < len(plan.keys):
+            self._metrics.count("store_dropped_blocks", len(plan.keys) - len(slots), cause="no_host_slots")
+            plan.cut(len(slots))
+        if not plan.keys:
             return None
-        for slot in slots:
-            envelope.blank(slot.view)
-        if self._host_link is not None:
-            for block in blocks:
-                self._index.add(
-                    self._host_link.number,
-                    block.key,
-                    block.parent,
-                    block.tokens,
-                    num_bytes=self._layout.value_bytes(block.num_tokens),
-                    now=now,
-                )
-        job = StoreJob(label, blocks, slots, begun=now)
+        host = self._host_link
+        if host is not None:
+            for key, parent, tokens, count in zip(
+                plan.keys, plan.parents, plan.tokens, plan.counts, strict=True
+            ):
+                size = self._layout.value_bytes(count)
+                self._index.add(host.number, key, parent, tokens, num_bytes=size, now=now)
+        job = StoreJob(label, plan, slots, begun=now)
         self._active[job.number] = job
         self._tokens_under_way += job.num_tokens
         return job
 
     def launch(self, job: StoreJob, device_slots: Any, fence: Fence, now: float) -> None:
-        """Copy: ``device_slots`` holds one slot for each token of ``job.blocks``, in order."""
-        spans = [
-            BlockSpan(slot, block.num_tokens, 0, block.num_tokens)
-            for slot, block in zip(job.slots, job.blocks, strict=True)
-        ]
+        """Copy: ``device_slots`` holds one slot for each token of ``job.plan``, in order."""
+        counts = job.plan.counts
+        spans = HostSpans(self._host.pool, job.slots, counts, [0] * len(counts), counts)
         try:
             job.ticket = self._transfer.store(CopyJob(job.number, spans, device_slots, fence))
         except TransferError as exc:
@@ -251,15 +244,17 @@ class Stores:
 
     # ---- into the first tier -------------------------------------------------------------------
 
-    def _is_there(self, key: BlockKey) -> bool:
+    def _missing(self, keys: Sequence[BlockKey]) -> Sequence[int]:
+        """Positions of the keys that a store has to copy from the device."""
         host = self._host_link
         if host is not None and host.config.write is not WritePolicy.NEVER:
-            return self._index.place(host.number, key) is not None
-        return all(self._has(link, key) for link in self._links if link.takes_stores)
+            return self._index.missing(host.number, keys)
+        takers = [link for link in self._links if link.takes_stores]
+        return [i for i, key in enumerate(keys) if not all(self._has(link, key) for link in takers)]
 
     def _has(self, link: Link, key: BlockKey) -> bool:
         if link.is_indexed:
-            return self._index.place(link.number, key) is not None
+            return self._index.has(link.number, key)
         return bool(link.known.get(key, self._now))
 
     _now = 0.0
@@ -268,51 +263,49 @@ class Stores:
         """Remember the time, by which answers of shared tiers age."""
         self._now = now
 
-    def _within_limit(self, blocks: list[StoreBlock]) -> list[StoreBlock]:
+    def _limit(self, plan: StorePlan) -> None:
+        """Cut a plan so that no more than ``max_store_tokens`` are under way."""
         room = self._max_tokens - self._tokens_under_way
-        kept = 0
-        for kept, block in enumerate(blocks):
-            room -= block.num_tokens
-            if room < 0:
-                self._metrics.count("store_dropped_blocks", len(blocks) - kept, cause="too_many_under_way")
-                return blocks[:kept]
-        return blocks
+        if plan.num_tokens <= room:
+            return
+        fits = 0
+        while room >= plan.counts[fits]:
+            room -= plan.counts[fits]
+            fits += 1
+        self._metrics.count("store_dropped_blocks", len(plan.keys) - fits, cause="too_many_under_way")
+        plan.cut(fits)
 
-    def _reserve(self, blocks: list[StoreBlock]) -> list[Slot]:
+    def _reserve(self, plan: StorePlan) -> list[int]:
         """Host slots; the sequence's own beginning is pinned while others make room."""
-        host = self._host_link
-        before = None
-        if host is not None and self._index.place(host.number, blocks[0].parent) is not None:
-            before = blocks[0].parent
-            self._index.pin(host.number, before)
+        host, before = self._host_link, plan.parents[0]
+        if host is None or not self._index.has(host.number, before):
+            return self._capacity.take_host_slots(host, len(plan.keys))
+        self._index.pin(host.number, before)
         try:
-            return self._capacity.take_host_slots(host, len(blocks))
+            return self._capacity.take_host_slots(host, len(plan.keys))
         finally:
-            if before is not None and host is not None:
-                self._index.unpin(host.number, before)
+            self._index.unpin(host.number, before)
 
     def _arrived(self, job: StoreJob, now: float) -> None:
-        host = self._host_link
-        passing = []
-        for block, slot in zip(job.blocks, job.slots, strict=True):
-            if host is not None:
-                self._host.publish(block.key, slot, self._layout.value_bytes(block.num_tokens))
-                self._index.publish(host.number, block.key)
-            passing.append(
-                _Passing(block.key, block.parent, block.tokens, block.num_tokens, slot, host is not None)
-            )
+        host, plan, slots = self._host_link, job.plan, job.slots
+        for slot in slots:
+            envelope.blank(self._host.pool.view(slot))
+        if host is not None:
+            sizes = [self._layout.value_bytes(count) for count in plan.counts]
+            self._host.publish(plan.keys, slots, sizes)
+            self._index.publish(host.number, plan.keys)
         self._end(job, StoreState.DONE, now)
         if host is not None:
-            keys = [block.key for block in job.blocks]
             num_bytes = job.num_tokens * self._layout.token_bytes
             self._metrics.count("tier_bytes", num_bytes, tier=host.name, operation="store")
-            self._observers.stored(host.name, keys, num_bytes)
-        self._pass_down(passing, now)
+            self._observers.stored(host.name, plan.keys, num_bytes)
+            self._drop_superseded(host, plan.keys, now)
+        if len(self._links) > 1 or host is None:
+            columns = zip(plan.keys, plan.parents, plan.tokens, plan.counts, slots, strict=True)
+            self._pass_down([_Passing(*column, is_pinned=host is not None) for column in columns], now)
         if host is None:
-            for below in passing:
-                self._host.drop(below.slot)
-        else:
-            self._drop_superseded(host, [block.key for block in job.blocks], now)
+            for slot in slots:
+                self._host.drop(slot)
 
     def _drop_superseded(self, link: Link, keys: Sequence[BlockKey], now: float) -> None:
         """A longer block repeats what partly filled siblings hold: they only take room."""
@@ -330,9 +323,9 @@ class Stores:
 
     def _drop(self, job: StoreJob, state: StoreState, now: float) -> None:
         host = self._host_link
-        for block, slot in zip(job.blocks, job.slots, strict=True):
+        for key, slot in zip(job.plan.keys, job.slots, strict=True):
             if host is not None:
-                self._index.remove(host.number, block.key)
+                self._index.remove(host.number, key)
             self._host.drop(slot)
         if state is StoreState.FAILED:
             self._metrics.count("store_failures", tier="device", cause="transfer")
@@ -350,7 +343,7 @@ class Stores:
                 label=job.label,
                 status="ok" if is_ok else state.value,
                 num_tokens=job.num_tokens if is_ok else 0,
-                num_blocks=len(job.blocks) if is_ok else 0,
+                num_blocks=len(job.plan.keys) if is_ok else 0,
                 num_bytes=job.num_tokens * self._layout.token_bytes if is_ok else 0,
                 copy_s=job.ticket.seconds if job.ticket is not None else 0.0,
                 total_s=now - job.begun,
@@ -441,8 +434,8 @@ class Stores:
             node = self._index.node(key)
             if host is None or host.direct is None or place is None or node is None or not place.is_ready:
                 continue
-            slot = host.direct.borrow(key)
-            if slot is not None:
+            slot = host.direct.borrow([key])[0]
+            if slot >= 0:
                 passing.append(_Passing(key, node.parent, node.tokens, node.num_tokens, slot, is_pinned=True))
         return passing
 
@@ -452,16 +445,17 @@ class Stores:
         num_bytes = len(blocks) * self._layout.slot_bytes
         link.backlog_bytes += num_bytes
         layout = self._layout
+        views = [self._host.pool.view(block.slot)[: layout.slot_bytes] for block in blocks]
 
         def seal() -> None:
-            for block in blocks:
-                envelope.seal_as(block.slot.view, layout, block.key, block.parent, block.tokens)
+            for block, view in zip(blocks, views, strict=True):
+                envelope.seal_as(view, layout, block.key, block.parent, block.tokens)
 
         link.workers.submit(
             Call(
                 Verb.STORE,
                 [block.key for block in blocks],
-                [block.slot.view for block in blocks],
+                views,
                 evict_first=evicted,
                 before=seal,
                 deadline=now + link.config.store_deadline_s,
@@ -469,20 +463,19 @@ class Stores:
             )
         )
 
-    def stored(self, cascade: _Cascade, outcomes: Sequence[Outcome], now: float) -> None:
+    def stored(self, end: Completed, cascade: _Cascade, now: float) -> None:
         """A store call has ended."""
         link = cascade.link
         link.backlog_bytes -= cascade.num_bytes
-        is_adrift = bool(outcomes) and outcomes[0].buffer is BufferState.UNCERTAIN
-        if is_adrift:
-            link.wrapped.breaker.report(outcomes[0].status, outcomes[0].reason)
+        if end.is_adrift:
+            link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
         good: list[BlockKey] = []
         again: list[_Passing] = []
-        for block, outcome in zip(cascade.blocks, outcomes, strict=True):
+        for block, outcome in zip(cascade.blocks, end.outcomes, strict=True):
             if outcome.is_ok:
                 good.append(block.key)
                 if link.is_indexed:
-                    self._index.publish(link.number, block.key)
+                    self._index.publish(link.number, [block.key])
                 else:
                     link.known.note(block.key, now, is_there=True)
                 self._release(block)
@@ -493,7 +486,7 @@ class Stores:
                 again.append(block)
                 continue
             self._metrics.count("store_failures", tier=link.name, cause=outcome.status.value)
-            if not is_adrift:
+            if not end.is_adrift:
                 self._release(block)
         if good and link.is_indexed:
             self._drop_superseded(link, good, now)
@@ -537,7 +530,7 @@ class Stores:
         else:
             self._host.drop(block.slot)
 
-    def _write_back(self, node: Node, slot: Slot) -> bool:
+    def _write_back(self, node: Node, slot: int) -> bool:
         """A block leaves the first tier: tiers with ``write: back`` get it now."""
         block = _Passing(node.key, node.parent, node.tokens, node.num_tokens, slot, is_pinned=False)
         taken = False

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 
-from .buffers import HostRegion, Slot
+from .buffers import HostRegion, SlotPool
 from .errors import UnsupportedOperationError
 from .keys import BlockKey
 
@@ -55,8 +55,8 @@ class Status(Enum):
 class BufferState(Enum):
     """What a caller's buffer holds now.
 
-    ``UNCERTAIN`` means that something may still write into it: the core keeps such a buffer in
-    quarantine until the call that it was lent to has returned.
+    ``UNCERTAIN`` means undefined content: the call began to write, or, where the core gave a call up
+    that has not returned, something may still write.  A driver whose call has returned writes no more.
     """
 
     UNTOUCHED = "untouched"
@@ -293,38 +293,38 @@ class Tier(ABC):
 class DirectTier(Tier):
     """A tier whose own memory is what the device copies to and from: nothing is copied twice.
 
-    The core reserves a slot, fills it in place, and publishes it under its key; a published
-    slot can be borrowed by key for as long as the core pins the block.  ``load``, ``store`` and
-    ``lookup`` see published values only.
+    The core reserves slots, fills them in place, and publishes them under their keys; a published slot
+    can be borrowed by key for as long as the core pins the block.  ``load``, ``store`` and ``lookup``
+    see published values only.  Slots are numbers in ``slots``; everything is done in batches.
     """
 
     @property
     @abstractmethod
-    def region(self) -> HostRegion:
-        """The memory that all slots lie in."""
+    def slots(self) -> SlotPool:
+        """The memory, cut into slots of at least ``TierContext.value_bytes``."""
 
     @abstractmethod
-    def reserve(self, count: int) -> list[Slot]:
-        """Up to ``count`` free slots, of at least ``TierContext.value_bytes``; fewer if fewer are free.
+    def reserve(self, count: int) -> list[int]:
+        """Up to ``count`` free slots; fewer if fewer are free.
 
         A reserved slot belongs to the caller until ``publish`` or ``release``.
         """
 
     @abstractmethod
-    def publish(self, key: BlockKey, slot: Slot, num_bytes: int) -> None:
-        """Make a filled, reserved slot the value of ``key``; frees the slot of an older value."""
+    def publish(self, keys: Sequence[BlockKey], slots: Sequence[int], sizes: Sequence[int]) -> None:
+        """Make filled, reserved slots the values of ``keys``; frees the slot of an older value."""
 
     @abstractmethod
-    def release(self, slot: Slot) -> None:
-        """Give a reserved slot back unpublished."""
+    def release(self, slots: Sequence[int]) -> None:
+        """Give reserved slots back unpublished."""
 
     @abstractmethod
-    def borrow(self, key: BlockKey) -> Slot | None:
-        """The published slot of ``key``, or None.  Valid until ``evict`` of that key."""
+    def borrow(self, keys: Sequence[BlockKey]) -> list[int]:
+        """The published slot of each key, or -1.  Valid until ``evict`` or ``withdraw`` of that key."""
 
     @abstractmethod
-    def withdraw(self, key: BlockKey) -> Slot | None:
-        """Unpublish ``key`` and hand its slot to the caller as a reserved one; None if there is none.
+    def withdraw(self, keys: Sequence[BlockKey]) -> list[int]:
+        """Unpublish keys and hand their slots to the caller as reserved ones; -1 where there is none.
 
         What ``evict`` does without freeing: the bytes stay readable, for a write-back, until ``release``.
         """

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
-from .buffers import HostRegion, Slot
+from .buffers import HostRegion, Slot, SlotPool
 from .errors import TransferError
 from .layout import BlockLayout
 
@@ -42,6 +43,54 @@ class BlockSpan:
     num_tokens: int
     first: int
     last: int
+
+
+class HostSpans(Sequence[BlockSpan]):
+    """Spans in slots of one pool, kept as columns: cheap to make, and to read as arrays.
+
+    Attributes:
+        pool: Where the slots are.
+        slots: Number of each span's slot.
+        num_tokens: Per span, tokens of the whole value.
+        first: Per span, its first token.
+        last: Per span, one behind its last token.
+    """
+
+    __slots__ = ("first", "last", "num_tokens", "pool", "slots")
+
+    def __init__(
+        self,
+        pool: SlotPool,
+        slots: Sequence[int],
+        num_tokens: Sequence[int],
+        first: Sequence[int],
+        last: Sequence[int],
+    ) -> None:
+        """Columns of equal length."""
+        self.pool = pool
+        self.slots = array("q", slots)
+        self.num_tokens = array("q", num_tokens)
+        self.first = array("q", first)
+        self.last = array("q", last)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @overload
+    def __getitem__(self, at: int) -> BlockSpan: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[BlockSpan]: ...
+
+    def __getitem__(self, at: int | slice) -> BlockSpan | Sequence[BlockSpan]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        return BlockSpan(self.pool.slot(self.slots[at]), self.num_tokens[at], self.first[at], self.last[at])
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that all spans move."""
+        return sum(self.last) - sum(self.first)
 
 
 class Fence(ABC):
@@ -76,7 +125,8 @@ class CopyJob:
     Attributes:
         number: For logs; unique in the process.
         spans: Runs of blocks, in the order of the device slots.
-        device_slots: ``array('q')`` or 1-D int64 CPU tensor, one per token of all spans.
+        device_slots: ``array('q')`` or 1-D int64 tensor (on the CPU, or on the transfer's own device, where
+            the fence orders its making), one per token of all spans.
         after: What must have ended on the device before a byte moves.
         layerwise: Loads: layers are awaited one by one, so the first go first.
     """
@@ -90,6 +140,8 @@ class CopyJob:
     @property
     def num_tokens(self) -> int:
         """Tokens that the spans move."""
+        if isinstance(self.spans, HostSpans):
+            return self.spans.total_tokens
         return sum(span.last - span.first for span in self.spans)
 
 

@@ -6,7 +6,6 @@ import ctypes
 
 import pytest
 
-from flexkv_core.buffers import Slot
 from flexkv_core.errors import FlexKVError, TierClosedError
 from flexkv_core.tier import DirectTier, Status, Tier
 
@@ -28,23 +27,23 @@ class DirectTests(TierKit):
 
     def _num_free(self, tier: DirectTier) -> int:
         slots = tier.reserve(_ALL)
-        for slot in slots:
-            tier.release(slot)
+        tier.release(slots)
         return len(slots)
 
-    def _publish(self, tier: DirectTier, value: Value) -> Slot:
+    def _publish(self, tier: DirectTier, value: Value) -> int:
         (slot,) = tier.reserve(1)
-        slot.view[: len(value.view)] = value.view
-        tier.publish(value.key, slot, len(value.view))
+        tier.slots.view(slot)[: len(value.view)] = value.view
+        tier.publish([value.key], [slot], [len(value.view)])
         return slot
 
     def test_slots_are_distinct_places_in_the_region(self, tier: Tier) -> None:
         direct = self._direct(tier)
-        slots = direct.reserve(_ALL)
-        assert len(slots) >= 2
+        numbers = direct.reserve(_ALL)
+        assert len(numbers) == len(set(numbers)) >= 2
         assert direct.reserve(1) == []
         assert direct.reserve(0) == []
-        region = direct.region
+        region = direct.slots.region
+        slots = [direct.slots.slot(number) for number in numbers]
         spans = sorted((slot.address, slot.address + len(slot.view)) for slot in slots)
         assert spans[0][0] >= region.address
         assert spans[-1][1] <= region.address + region.num_bytes
@@ -52,25 +51,23 @@ class DirectTests(TierKit):
         for slot in slots:
             assert len(slot.view) >= self.layout.slot_bytes
             assert ctypes.addressof(ctypes.c_char.from_buffer(slot.view)) == slot.address
-            direct.release(slot)
+        direct.release(numbers)
         assert self._num_free(direct) == len(slots)
 
     def test_published_slot_is_the_value(self, tier: Tier) -> None:
         direct = self._direct(tier)
         free = self._num_free(direct)
         (value,) = self.values(tier, 1)
-        assert direct.borrow(value.key) is None
+        assert direct.borrow([value.key]) == [-1]
         (slot,) = direct.reserve(1)
-        slot.view[: len(value.view)] = value.view
+        direct.slots.view(slot)[: len(value.view)] = value.view
         assert well_formed(direct.lookup([value.key]), 1)[0].status is Status.MISS
-        direct.publish(value.key, slot, len(value.view))
+        direct.publish([value.key], [slot], [len(value.view)])
         assert_holds(direct, [value])
-        borrowed = direct.borrow(value.key)
-        assert borrowed is not None
-        assert borrowed.address == slot.address
+        assert direct.borrow([value.key]) == [slot]
         assert self._num_free(direct) == free - 1
         assert well_formed(direct.evict([value.key]), 1)[0].is_ok
-        assert direct.borrow(value.key) is None
+        assert direct.borrow([value.key]) == [-1]
         assert self._num_free(direct) == free
 
     def test_publishing_again_frees_the_older_slot(self, tier: Tier) -> None:
@@ -86,23 +83,21 @@ class DirectTests(TierKit):
         direct = self._direct(tier)
         (value,) = self.values(tier, 1)
         store(direct, [value])
-        slot = direct.borrow(value.key)
-        assert slot is not None
-        assert value.equals(slot.view)
+        (slot,) = direct.borrow([value.key])
+        assert value.equals(direct.slots.view(slot))
 
     def test_withdrawn_slot_stays_readable_and_taken(self, tier: Tier) -> None:
         direct = self._direct(tier)
         free = self._num_free(direct)
         (value,) = self.values(tier, 1)
         self._publish(direct, value)
-        slot = direct.withdraw(value.key)
-        assert slot is not None
-        assert direct.withdraw(value.key) is None
+        (slot,) = direct.withdraw([value.key])
+        assert direct.withdraw([value.key]) == [-1]
         outcome, _ = load_one(direct, value)
         assert outcome.status is Status.MISS
         assert self._num_free(direct) == free - 1
-        assert value.equals(slot.view)
-        direct.publish(value.key, slot, len(value.view))
+        assert value.equals(direct.slots.view(slot))
+        direct.publish([value.key], [slot], [len(value.view)])
         assert_holds(direct, [value])
         direct.evict([value.key])
         assert self._num_free(direct) == free
@@ -110,10 +105,10 @@ class DirectTests(TierKit):
     def test_slot_given_back_twice_is_refused(self, tier: Tier) -> None:
         direct = self._direct(tier)
         free = self._num_free(direct)
-        (slot,) = direct.reserve(1)
-        direct.release(slot)
+        slots = direct.reserve(1)
+        direct.release(slots)
         with pytest.raises((ValueError, FlexKVError)):
-            direct.release(slot)
+            direct.release(slots)
         assert self._num_free(direct) == free
 
     def test_no_slot_is_lost_between_threads(self, tier: Tier) -> None:
@@ -126,11 +121,10 @@ class DirectTests(TierKit):
             for turn in range(50):
                 value = values[(number + turn) % 4]
                 slots = direct.reserve(2)
-                for slot in slots[1:]:
-                    direct.release(slot)
+                direct.release(slots[1:])
                 if slots:
-                    slots[0].view[: len(value.view)] = value.view
-                    direct.publish(value.key, slots[0], len(value.view))
+                    direct.slots.view(slots[0])[: len(value.view)] = value.view
+                    direct.publish([value.key], slots[:1], [len(value.view)])
                 if turn % 3 == 0:
                     direct.evict([value.key])
                 outcome, view = load_one(direct, value)
@@ -148,4 +142,4 @@ class DirectTests(TierKit):
         direct.close()
         with pytest.raises(TierClosedError):
             direct.reserve(1)
-        assert not direct.region.is_open, "nobody holds a view, and the memory is still mapped"
+        assert not direct.slots.region.is_open, "nobody holds a view, and the memory is still mapped"

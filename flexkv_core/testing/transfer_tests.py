@@ -158,7 +158,8 @@ class TransferKit(Kit):
         region = HostRegion(NUM_BLOCKS * layout.slot_bytes)
         region.view[:] = b"\xa5" * region.num_bytes
         transfer.register(region)
-        slots = SlotPool(region, layout.slot_bytes, NUM_BLOCKS).take(NUM_BLOCKS)
+        pool = SlotPool(region, layout.slot_bytes, NUM_BLOCKS)
+        slots = [pool.slot(number) for number in pool.take(NUM_BLOCKS)]
         return Bench(self, transfer, layout, region, slots, rows, count(1))
 
     def some_slots(self, number: int, salt: int = 0) -> list[int]:

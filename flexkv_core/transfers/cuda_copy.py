@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from .pieces import CopyLimits, JobTable, Piece, cut, job_table, run_bytes
 from .pinning import pin_region, unpin_chunks
 from .planes import DevicePlanes
 from .regions import Int64
-from .rows import SpanTable, read_slots, read_spans
+from .rows import SpanTable, check_tensor, read_slots, read_spans
 from .waiter import EventWaiter
 from .worker import QueuedTransfer
 
@@ -165,7 +165,7 @@ class CudaTransfer(QueuedTransfer):
         ways, self._ways = self._ways, {}
         for way in ways.values():
             way.waiter.close()
-            way.lane.drain()
+            _drain(way.lane)
 
     def _open_way(self, is_load: bool, number: int) -> _Way:
         config = self.config
@@ -201,12 +201,12 @@ class CudaTransfer(QueuedTransfer):
             [plane.stride(0) for plane in self.planes.planes],
         )
         stream = self._gpu.stream()
-        table = PlaneTable(self._gpu.upload(rows, stream), word)
+        table = PlaneTable(self._gpu.upload(rows, stream), word, self.planes.num_slots)
         self._gpu.drain(stream)
         return table
 
     def _prepare(self, job: CopyJob, *, is_load: bool) -> Copy:
-        slots = read_slots(job, self.planes.num_slots)
+        slots, are_on_device = self._slots_of(job)
         spans = read_spans(job, self.layout)
         if len(spans) and int(np.bitwise_or.reduce(spans.payload)) % self._table.word_bytes:
             why = f"host slots must be aligned to {self._table.word_bytes} B"
@@ -214,7 +214,7 @@ class CudaTransfer(QueuedTransfer):
         used = [memory.address for memory, _ in self._regions.split(spans.payload, spans.end(self.layout))]
         chunks = [self._chunks.get(address) for address in used]
         fences: list[Event] = list(job.after.events) if isinstance(job.after, CudaFence) else []
-        if is_load:
+        if is_load or are_on_device:
             fences += CudaFence(self._gpu, self._streams()).events
         sizes = (job.num_tokens * self.layout.token_bytes, self.layout.num_layers)
         ticket = CudaTicket(job, sizes, self._gpu, self._streams, self.config.submit_wait_s)
@@ -222,10 +222,18 @@ class CudaTransfer(QueuedTransfer):
             ticket, self._steps(ticket, (spans, slots), chunks, fences, is_load=is_load), is_load=is_load
         )
 
+    def _slots_of(self, job: CopyJob) -> tuple[Any, bool]:
+        """Device slots as an array that was checked, or as the device's tensor, which the kernel checks."""
+        given = job.device_slots
+        if not isinstance(given, torch.Tensor) or not self._gpu.holds(given):
+            return read_slots(job, self.planes.num_slots), False
+        check_tensor(job)
+        return given.detach(), True
+
     def _steps(
         self,
         ticket: CudaTicket,
-        parts: tuple[SpanTable, Int64],
+        parts: tuple[SpanTable, Any],
         chunks: Sequence[Int64 | None],
         fences: Sequence[Event],
         *,
@@ -249,7 +257,7 @@ class CudaTransfer(QueuedTransfer):
             yield
         last = way.lane.mark()
         ticket.mark_layer(self.layout.num_layers - 1, last)
-        way.waiter.put(last, partial(_finish, ticket, began, job))
+        way.waiter.put(last, partial(self._finish, ticket, began, job))
 
     def _piece_bytes(self, table: JobTable, piece: Piece) -> int:
         tokens = table.tokens(piece.first_span, piece.last_span)
@@ -281,6 +289,23 @@ class CudaTransfer(QueuedTransfer):
                 self._in_flight[is_load] -= num_bytes
             self._queue.wake()
 
+    def _finish(self, ticket: CudaTicket, began: float, job: DeviceJob, fault: Exception | None) -> None:
+        """The last event has passed; ``job`` kept its table on the device until now.  On the waiter's thread."""
+        number = ticket.job.number
+        error = None
+        try:
+            if fault is None and isinstance(job.table.device_slots, torch.Tensor):
+                if self._gpu.last_word(job.on_device):
+                    error = TransferError(
+                        f"copy {number}: device slots beyond the pool; their rows stayed", job=number
+                    )
+        except Exception as late:  # noqa: BLE001 - the device failed now: so did the copy
+            fault = late
+        if fault is not None:
+            error = TransferError(f"copy {number} failed on the device: {fault!r}", job=number)
+            error.__cause__ = fault
+        ticket.finish(perf_counter() - began, error)
+
     def _may_go(self, copy: Copy) -> bool:
         return self._in_flight[copy.is_load] < self._ways[copy.is_load].window_bytes
 
@@ -288,11 +313,7 @@ class CudaTransfer(QueuedTransfer):
         return isinstance(copy.ticket.job.after, CudaFence) or super()._may_begin(copy)
 
     def _settle(self, copy: Copy) -> None:
-        try:
-            self._ways[copy.is_load].lane.drain()
-        except Exception:  # noqa: BLE001 - clean-up: the device itself has failed, so nothing moves
-            # any more; the copy's own error says why.
-            _log.exception("could not wait for the device after copy %d failed", copy.ticket.job.number)
+        _drain(self._ways[copy.is_load].lane)
 
     def _work(self) -> None:
         self._gpu.bind()
@@ -303,20 +324,18 @@ class CudaTransfer(QueuedTransfer):
         starts = self._chunks.get(address)
         self._chunks = {known: value for known, value in self._chunks.items() if known != address}
         for way in self._ways.values():
-            way.lane.drain()
+            _drain(way.lane)
         if starts is not None:
             unpin_chunks(self._gpu, starts.tolist())
 
 
-def _finish(ticket: CudaTicket, began: float, job: DeviceJob, fault: Exception | None) -> None:
-    """The last event has passed; ``job`` kept the job's table on the device until now."""
-    error = None
-    if fault is not None:
-        number = ticket.job.number
-        error = TransferError(f"copy {number} failed on the device: {fault!r}", job=number)
-        error.__cause__ = fault
-    del job
-    ticket.finish(perf_counter() - began, error)
+def _drain(lane: Lane) -> None:
+    """Return when nothing moves on a lane any more."""
+    try:
+        lane.drain()
+    except Exception:  # noqa: BLE001 - clean-up: the device itself has failed, so nothing moves any
+        # more, and every copy under way has said so.
+        _log.exception("could not wait for the device")
 
 
 CudaStreams = Callable[[], Sequence[torch.cuda.Stream]]

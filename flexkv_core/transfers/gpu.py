@@ -48,6 +48,8 @@ class Move:
     planes: int
     job: int
     slots_at: int
+    num_slots: int
+    fault_at: int
     first_span: int
     first_plane: int
     num_planes: int
@@ -92,6 +94,18 @@ class Gpu(ABC):
     @abstractmethod
     def upload(self, table: Int64, stream: Stream) -> Any:
         """A copy of ``table`` on the device, usable by later work on ``stream``, with ``data_ptr()``."""
+
+    @abstractmethod
+    def upload_job(self, table: Int64, slots: Any, stream: Stream) -> Any:
+        """As ``upload``, of ``table``, then ``slots`` (an array, or a tensor on the device), then a 0."""
+
+    @abstractmethod
+    def last_word(self, uploaded: Any) -> int:
+        """The last word of an uploaded table.  Any thread; blocks, and waits for no other stream."""
+
+    @abstractmethod
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies on this device."""
 
     @abstractmethod
     def copy(self, stream: Stream, target: int, source: int, num_bytes: int) -> None:
@@ -211,6 +225,21 @@ class CudaGpu(Gpu):
             # torch keeps pinned memory that it handed out until the copy from it has ended.
             return pinned.to(self.device, non_blocking=True)
 
+    def upload_job(self, table: Int64, slots: Any, stream: Stream) -> Any:
+        if not isinstance(slots, torch.Tensor):
+            return self.upload(np.concatenate([table.reshape(-1), slots, [0]]), stream)
+        head = self.upload(np.append(table.reshape(-1), 0), stream)
+        with torch.cuda.stream(stream):
+            return torch.cat([head[:-1], slots, head[-1:]])
+
+    def last_word(self, uploaded: Any) -> int:
+        stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(stream):
+            return int(uploaded[-1].item())
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return bool(tensor.device == self.device)
+
     def copy(self, stream: Stream, target: int, source: int, num_bytes: int) -> None:
         status = self._copy(target, source, num_bytes, stream.cuda_stream)
         if status:
@@ -227,6 +256,8 @@ class CudaGpu(Gpu):
                 move.planes,
                 move.job,
                 move.slots_at,
+                move.num_slots,
+                move.fault_at,
                 move.first_span,
                 move.first_plane,
                 move.num_planes,

@@ -25,6 +25,8 @@ PLANE_FIELDS = 4
         "planes",
         "job",
         "slots_at",
+        "num_slots",
+        "fault_at",
         "first_span",
         "first_plane",
         "num_planes",
@@ -41,6 +43,8 @@ def move_rows(  # type: ignore[no-untyped-def] # triton allows no return type
     planes: tl.int64,
     job: tl.int64,
     slots_at: tl.int64,
+    num_slots: tl.int64,
+    fault_at: tl.int64,
     first_span: tl.int32,
     first_plane: tl.int32,
     num_planes: tl.int32,
@@ -61,6 +65,8 @@ def move_rows(  # type: ignore[no-untyped-def] # triton allows no return type
         planes: Address of the plane table.
         job: Address of the job's packed table.
         slots_at: Where in it the device slots begin.
+        num_slots: The pool's slots; a row outside does not move.
+        fault_at: Where in the job's table to put a 1 if there is such a row.
         first_span: First span of the piece.
         first_plane: First plane of the piece.
         num_planes: Its planes.
@@ -99,6 +105,10 @@ def move_rows(  # type: ignore[no-untyped-def] # triton allows no return type
         inside = token < length
         slot = tl.load(spans + slots_at + slot_at + token, mask=inside, other=0)
         at_page = base + (slot * stride + (word - token * words)) * WORD_BYTES
+        is_known = (slot >= 0) & (slot < num_slots)
+        if tl.max((inside & (is_known == 0)).to(tl.int32), 0) > 0:
+            tl.store(spans + fault_at, tl.full([], 1, tl.int64))
+        inside = inside & is_known
         page = at_page.to(tl.pointer_type(WORD))
 
         in_ring = ring + (tokens_before * group_words - num_tokens * offset0) * WORD_BYTES

@@ -34,10 +34,12 @@ class PlaneTable:
     Attributes:
         on_device: int64 ``[planes, 4]`` on the device: address, stride, row and offset in words.
         word_bytes: Size of a word: the largest that divides every address, stride and row.
+        num_slots: Device slots that there are.
     """
 
     on_device: Any
     word_bytes: int
+    num_slots: int
 
 
 def word_size(numbers: Sequence[int]) -> int:
@@ -90,10 +92,10 @@ class Lane:
         gpu.wait(self.engine, ready)
 
     def begin(self, table: JobTable, bounds: Int64, fences: Sequence[Event]) -> DeviceJob:
-        """Upload a job's table and put its fences before its first kernel."""
-        on_device = self._gpu.upload(table.packed, self.kernels)
+        """Put a job's fences before its first kernel and upload its table behind them."""
         for event in fences:
             self._gpu.wait(self.kernels, event)
+        on_device = self._gpu.upload_job(table.spans, table.device_slots, self.kernels)
         return DeviceJob(table, on_device, bounds)
 
     def submit(self, job: DeviceJob, piece: Piece, planes: PlaneTable, blocks: int) -> None:
@@ -152,6 +154,8 @@ class Lane:
             planes=planes.on_device.data_ptr(),
             job=job.on_device.data_ptr(),
             slots_at=job.table.slots_at,
+            num_slots=planes.num_slots,
+            fault_at=job.table.fault_at,
             first_span=piece.first_span,
             first_plane=piece.first_plane,
             num_planes=piece.last_plane - piece.first_plane,

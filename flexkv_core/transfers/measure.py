@@ -95,7 +95,7 @@ def _scratch_planes(gpu: Gpu, lane: Lane, layout: BlockLayout) -> tuple[PlaneTab
     memory = gpu.allocate(_SCRATCH_SLOTS * widest, lane.kernels)
     addresses = [memory.data_ptr()] * len(layout.planes)
     rows, word = plane_rows(layout, addresses, [plane.row_bytes for plane in layout.planes])
-    return PlaneTable(gpu.upload(rows, lane.kernels), word), memory
+    return PlaneTable(gpu.upload(rows, lane.kernels), word, _SCRATCH_SLOTS), memory
 
 
 def _table(address: int, layout: BlockLayout, blocks: int) -> JobTable:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -73,30 +74,30 @@ class JobTable:
 
     Attributes:
         spans: int64 ``[spans, SPAN_FIELDS]``.
-        device_slots: int64, in the order in which the job gave them.
+        device_slots: int64, in the order in which the job gave them; an array, or a tensor on the device.
         num_whole: How many of the spans are whole blocks.
     """
 
     spans: Int64
-    device_slots: Int64
+    device_slots: Any
     num_whole: int
 
     @property
-    def packed(self) -> Int64:
-        """Spans, then device slots, as one array to upload."""
-        return np.concatenate([self.spans.reshape(-1), self.device_slots])
+    def slots_at(self) -> int:
+        """Where the device slots begin when they stand behind the spans."""
+        return self.spans.size
 
     @property
-    def slots_at(self) -> int:
-        """Where in ``packed`` the device slots begin."""
-        return self.spans.size
+    def fault_at(self) -> int:
+        """Where the word is that tells of a bad device slot: behind them."""
+        return self.spans.size + len(self.device_slots)
 
     def tokens(self, first_span: int, last_span: int) -> int:
         """Tokens that these spans move."""
         return int(self.spans[first_span:last_span, 3].sum())
 
 
-def job_table(spans: SpanTable, device_slots: Int64) -> JobTable:
+def job_table(spans: SpanTable, device_slots: Any) -> JobTable:
     """Put whole blocks first, drop empty spans, and count what stands before each."""
     length = spans.last - spans.first
     before = np.cumsum(length) - length

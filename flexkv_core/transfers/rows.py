@@ -6,6 +6,7 @@ Nothing here touches device or host memory, and there is no loop over tokens or 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -14,7 +15,7 @@ import torch
 
 from ..errors import TransferError
 from ..layout import BlockLayout
-from ..transfer import CopyJob
+from ..transfer import BlockSpan, CopyJob, HostSpans
 from .regions import Int64
 
 
@@ -75,11 +76,8 @@ def read_slots(job: CopyJob, num_slots: int) -> Int64:
     """
     given = job.device_slots
     if isinstance(given, torch.Tensor):
-        if given.device.type != "cpu" or given.dtype != torch.int64 or given.dim() != 1:
-            raise _refused(
-                job, f"device slots must be a 1-D int64 CPU tensor, not {given.dtype} on {given.device}"
-            )
-        slots = given.detach().numpy()
+        check_tensor(job)
+        slots = given.detach().cpu().numpy()
     elif isinstance(given, array) and given.typecode == "q":
         slots = np.frombuffer(given, dtype=np.int64) if given else np.empty(0, dtype=np.int64)
     else:
@@ -92,18 +90,27 @@ def read_slots(job: CopyJob, num_slots: int) -> Int64:
     return slots
 
 
+def check_tensor(job: CopyJob) -> None:
+    """What can be said of device slots in a tensor without reading it.
+
+    Raises:
+        TransferError: wrong type, shape or number.
+    """
+    given = job.device_slots
+    if given.dtype != torch.int64 or given.dim() != 1:
+        raise _refused(job, f"device slots must be a 1-D int64 tensor, not {given.dim()}-D {given.dtype}")
+    if len(given) != job.num_tokens:
+        raise _refused(job, f"{job.num_tokens} tokens in the spans, {len(given)} device slots")
+
+
 def read_spans(job: CopyJob, layout: BlockLayout) -> SpanTable:
     """The job's spans as arrays.
 
     Raises:
         TransferError: a span that its block or its slot cannot hold.
     """
-    facts = [
-        (span.slot.address, span.num_tokens, span.first, span.last, span.slot.view.nbytes)
-        for span in job.spans
-    ]
-    table = np.fromiter(chain.from_iterable(facts), np.int64, 5 * len(facts)).reshape(-1, 5)
-    address, num_tokens, first, last, room = table.T
+    table = _columns(job.spans) if isinstance(job.spans, HostSpans) else _facts(job.spans)
+    address, num_tokens, first, last, room = table
     bad = (
         (num_tokens < 1)
         | (num_tokens > layout.block_tokens)
@@ -147,6 +154,28 @@ def token_rows(
         np.repeat(spans.num_tokens[chosen], length),
         np.repeat(spans.first[chosen], length) + inside,
     )
+
+
+def _columns(spans: HostSpans) -> tuple[Int64, ...]:
+    """Address, tokens, first, last and room of each span, without a loop over them."""
+    slots, num_tokens, first, last = (
+        np.array(column, dtype=np.int64)
+        for column in (spans.slots, spans.num_tokens, spans.first, spans.last)
+    )
+    pool = spans.pool
+    return (
+        pool.region.address + slots * pool.slot_bytes,
+        num_tokens,
+        first,
+        last,
+        np.full(len(slots), pool.slot_bytes, dtype=np.int64),
+    )
+
+
+def _facts(spans: Sequence[BlockSpan]) -> tuple[Int64, ...]:
+    """The same of single spans."""
+    facts = [(s.slot.address, s.num_tokens, s.first, s.last, s.slot.view.nbytes) for s in spans]
+    return tuple(np.fromiter(chain.from_iterable(facts), np.int64, 5 * len(facts)).reshape(-1, 5).T)
 
 
 def _refused(job: CopyJob, why: str) -> TransferError:

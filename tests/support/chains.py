@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,8 +72,8 @@ class World:
         self.device.forward(slots, tokens)
         job = self.chain.store(self.sequence(tokens), len(tokens), label="s")
         if job is not None:
-            wanted = [slot for b in job.blocks for slot in slots[b.start : b.start + b.num_tokens]]
-            self.chain.launch(job, wanted, self.transfer.fence())
+            wanted = [slot for start, stop in job.plan.ranges() for slot in slots[start:stop]]
+            self.chain.launch(job, array("q", wanted), self.transfer.fence())
         return job, slots
 
     def store(self, tokens: Sequence[int]) -> StoreJob | None:

@@ -49,6 +49,10 @@ def make_pool(layout: BlockLayout, capacity: int) -> tuple[HostRegion, SlotPool]
     return region, SlotPool(region, layout.slot_bytes, capacity)
 
 
+def take(pool: SlotPool, count: int) -> list[Slot]:
+    return [pool.slot(index) for index in pool.take(count)]
+
+
 def make_job(
     number: int,
     spans: list[BlockSpan],
@@ -106,7 +110,7 @@ def random_spans(
 ) -> tuple[list[BlockSpan], list[int]]:
     """Spans of full and partly filled blocks, whole and partial, with distinct random device slots."""
     spans = []
-    for slot in pool.take(count):
+    for slot in map(pool.slot, pool.take(count)):
         num_tokens = rng.choice([layout.block_tokens, rng.randint(1, layout.block_tokens)])
         first = rng.choice([0, rng.randrange(num_tokens)])
         spans.append(

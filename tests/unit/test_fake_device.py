@@ -23,7 +23,8 @@ class Rig:
         self.device = FakeDevice(LAYOUT, 32)
         self.transfer = FakeTransfer(self.device, manual=manual)
         self.region = HostRegion(2 * LAYOUT.slot_bytes)
-        self.slot = SlotPool(self.region, LAYOUT.slot_bytes).take(1)[0]
+        pool = SlotPool(self.region, LAYOUT.slot_bytes)
+        self.slot = pool.slot(pool.take(1)[0])
         self.device_slots = self.device.allocate(4)
 
     def job(self, *, after=None, device_slots=None, first=0, last=4, num_tokens=4) -> CopyJob:

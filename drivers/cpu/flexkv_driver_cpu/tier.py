@@ -1,7 +1,8 @@
 """Blocks in a host pool whose slots the device copies to and from directly.
 
 Threads: ``_lock`` covers the dictionary of published slots; the pool has a lock of its own, taken
-inside.  Copies in ``load`` and ``store`` run under a per-key borrow, not under the lock.
+inside.  Copies in ``load`` and ``store`` run under it too, so that ``close`` unmaps nothing that is
+being copied; copying memoryviews holds the interpreter's lock anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from flexkv_core import (
     DirectTier,
     HostRegion,
     Outcome,
-    Slot,
     SlotPool,
     Status,
     TierCapabilities,
@@ -30,6 +30,7 @@ from flexkv_core import (
 from .config import CpuConfig
 
 _PAGE = 4096
+_NOTHING = (-1, 0)
 
 
 class CpuTier(DirectTier):
@@ -43,7 +44,7 @@ class CpuTier(DirectTier):
         self._region = HostRegion(num_slots * slot_bytes, huge_pages=config.huge_pages)
         self._pool = SlotPool(self._region, slot_bytes, num_slots)
         self._lock = threading.Lock()
-        self._published: dict[BlockKey, tuple[Slot, int]] = {}
+        self._published: dict[BlockKey, tuple[int, int]] = {}
         self._is_closed = False
         self.capabilities = TierCapabilities(
             direct_slots=True,
@@ -54,31 +55,33 @@ class CpuTier(DirectTier):
         )
 
     @property
-    def region(self) -> HostRegion:
-        return self._region
+    def slots(self) -> SlotPool:
+        return self._pool
 
-    def reserve(self, count: int) -> list[Slot]:
+    def reserve(self, count: int) -> list[int]:
         self._check_open("reserve")
         return self._pool.take(count)
 
-    def publish(self, key: BlockKey, slot: Slot, num_bytes: int) -> None:
+    def publish(self, keys: Sequence[BlockKey], slots: Sequence[int], sizes: Sequence[int]) -> None:
         with self._lock:
-            old = self._published.get(key)
-            self._published[key] = (slot, num_bytes)
-        if old is not None:
-            self._pool.give(old[0])
+            self._publish(keys, slots, sizes)
 
-    def release(self, slot: Slot) -> None:
-        self._pool.give(slot)
+    def _publish(self, keys: Sequence[BlockKey], slots: Sequence[int], sizes: Sequence[int]) -> None:
+        published = self._published
+        old = [published[key][0] for key in keys if key in published]
+        published.update(zip(keys, zip(slots, sizes, strict=True), strict=True))
+        self._pool.give(old)
 
-    def borrow(self, key: BlockKey) -> Slot | None:
-        found = self._published.get(key)
-        return found[0] if found is not None else None
+    def release(self, slots: Sequence[int]) -> None:
+        self._pool.give(slots)
 
-    def withdraw(self, key: BlockKey) -> Slot | None:
+    def borrow(self, keys: Sequence[BlockKey]) -> list[int]:
+        published = self._published
+        return [published.get(key, _NOTHING)[0] for key in keys]
+
+    def withdraw(self, keys: Sequence[BlockKey]) -> list[int]:
         with self._lock:
-            found = self._published.pop(key, None)
-        return found[0] if found is not None else None
+            return [self._published.pop(key, _NOTHING)[0] for key in keys]
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         self._check_open("lookup")
@@ -92,13 +95,14 @@ class CpuTier(DirectTier):
     def _load_one(self, key: BlockKey, view: memoryview) -> Outcome:
         # Under the lock, so that no eviction gives the slot to another block meanwhile.
         with self._lock:
+            self._check_open("load")
             entry = self._published.get(key)
             if entry is None:
                 return MISS
             slot, num_bytes = entry
             if num_bytes > len(view):
                 return failed(Status.CORRUPT, f"value of {num_bytes} B, buffer of {len(view)} B")
-            view[:num_bytes] = slot.view[:num_bytes]
+            view[:num_bytes] = self._pool.view(slot)[:num_bytes]
             return loaded(num_bytes)
 
     def store(self, keys: Sequence[BlockKey], values: Sequence[memoryview]) -> list[Outcome]:
@@ -108,20 +112,20 @@ class CpuTier(DirectTier):
     def _store_one(self, key: BlockKey, value: memoryview) -> Outcome:
         if len(value) > self._pool.slot_bytes:
             return failed(Status.INVALID, f"value of {len(value)} B, slot of {self._pool.slot_bytes} B")
-        slots = self._pool.take(1)
-        if not slots:
-            return failed(Status.NO_SPACE, "the host pool is full")
-        slots[0].view[: len(value)] = value
-        self.publish(key, slots[0], len(value))
-        return Outcome(Status.OK, len(value))
+        with self._lock:
+            self._check_open("store")
+            slots = self._pool.take(1)
+            if not slots:
+                return failed(Status.NO_SPACE, "the host pool is full")
+            self._pool.view(slots[0])[: len(value)] = value
+            self._publish([key], slots, [len(value)])
+            return Outcome(Status.OK, len(value))
 
     def evict(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         self._check_open("evict")
-        slots = [self.withdraw(key) for key in keys]
-        for slot in slots:
-            if slot is not None:
-                self._pool.give(slot)
-        return [MISS if slot is None else DONE for slot in slots]
+        slots = self.withdraw(keys)
+        self._pool.give([slot for slot in slots if slot >= 0])
+        return [MISS if slot < 0 else DONE for slot in slots]
 
     def usage(self) -> TierUsage:
         taken = self._pool.capacity - self._pool.num_free
