@@ -288,8 +288,9 @@ class Stores:
 
     def _arrived(self, job: StoreJob, now: float) -> None:
         host, plan, slots = self._host_link, job.plan, job.slots
-        for slot in slots:
-            envelope.blank(self._host.pool.view(slot))
+        if len(self._links) > 1 or host is None:  # a header is written only for what leaves host memory
+            for slot in slots:
+                envelope.blank(self._host.pool.view(slot))
         if host is not None:
             sizes = [self._layout.value_bytes(count) for count in plan.counts]
             self._host.publish(plan.keys, slots, sizes)

@@ -1,7 +1,9 @@
-"""The ``s3`` driver passes the kit, on moto's server."""
+"""The ``s3`` driver passes the kit: on a small server in memory, and (slow) on moto's and Ceph's."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import uuid
 from contextlib import closing
 from functools import cache
@@ -10,44 +12,96 @@ import pytest
 
 from flexkv_core.testing import TierTests
 from flexkv_driver_s3.tier import S3Tier
+from tests.support.ceph_rgw import ceph_gateway
 from tests.support.s3_client import Bucket, make_client
 from tests.support.s3_moto import MotoServer, stopped
+from tests.support.s3_stub import BUCKET, StubProcess
+
+_numbers = itertools.count()
+
+
+class S3Kit(TierTests):
+    """A medium says ``endpoint``, ``name`` of the bucket, ``prefix``, ``keys`` and, to stop it, ``pid``."""
+
+    kills = 2
+
+    def open_tier(self, context, medium):
+        options = bucket_of(medium).config(read_timeout_s=2, prefix=medium["prefix"])
+        return S3Tier(options, context)
+
+    def read_medium(self, medium, key):
+        return bucket_of(medium).read(key, medium["prefix"])
+
+    def write_medium(self, medium, key, data):
+        bucket_of(medium).write(key, data, medium["prefix"])
+
+    def break_medium(self, medium):
+        if "pid" not in medium:
+            raise NotImplementedError
+        return stopped(medium["pid"])
+
+
+@pytest.fixture(scope="module")
+def stub():
+    with closing(StubProcess()) as server:
+        connect(server.endpoint, BUCKET, ["test", "test"])
+        yield server
+        client_at.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def moto():
     with closing(MotoServer()) as server:
+        connect(server.endpoint, uuid.uuid4().hex, ["test", "test"])
         yield server
-        client_at(server.endpoint).close()
+        client_at.cache_clear()
 
 
-class TestS3(TierTests):
-    kills = 2
+@pytest.fixture(scope="module")
+def ceph():
+    with ceph_gateway() as server:
+        name = f"kit-{os.getpid()}"
+        medium = {"endpoint": server.endpoint, "name": name, "keys": [server.access, server.secret]}
+        connect(**medium)
+        yield medium
+        client_at.cache_clear()
 
+
+class TestS3(S3Kit):
+    @pytest.fixture
+    def medium(self, stub):
+        medium = {"endpoint": stub.endpoint, "name": BUCKET, "prefix": f"kit/{next(_numbers)}"}
+        return medium | {"keys": ["test", "test"], "pid": stub.process.pid}
+
+
+@pytest.mark.slow
+class TestS3OnMoto(S3Kit):
     @pytest.fixture
     def medium(self, moto):
-        medium = {"endpoint": moto.endpoint, "name": uuid.uuid4().hex, "pid": moto.process.pid}
+        name = uuid.uuid4().hex
+        medium = {"endpoint": moto.endpoint, "name": name, "prefix": "", "keys": ["test", "test"]}
         bucket_of(medium).create()
-        return medium
+        return medium | {"pid": moto.process.pid}
 
-    def open_tier(self, context, medium):
-        return S3Tier(bucket_of(medium).config(read_timeout_s=2), context)
 
-    def read_medium(self, medium, key):
-        return bucket_of(medium).read(key)
+@pytest.mark.slow
+class TestS3OnCeph(S3Kit):
+    @pytest.fixture
+    def medium(self, ceph):
+        return ceph | {"prefix": f"kit/{next(_numbers)}"}
 
-    def write_medium(self, medium, key, data):
-        bucket_of(medium).write(key, data)
 
-    def break_medium(self, medium):
-        return stopped(medium["pid"])
+def connect(endpoint, name, keys):
+    """Make the client, and its connection, before the first test counts what it leaves behind."""
+    bucket_of({"endpoint": endpoint, "name": name, "keys": keys}).create()
 
 
 def bucket_of(medium):
-    return Bucket(medium["endpoint"], medium["name"], client_at(medium["endpoint"]))
+    keys = tuple(medium["keys"])
+    return Bucket(medium["endpoint"], medium["name"], client_at(medium["endpoint"], keys), keys)
 
 
 @cache
-def client_at(endpoint):
+def client_at(endpoint, keys):
     """One for all tests: making one costs a quarter of a second."""
-    return make_client(endpoint)
+    return make_client(endpoint, keys)

@@ -30,6 +30,7 @@ from tests.support.transfer_pools import (
     random_spans,
     run_of,
     snapshot,
+    take,
     whole,
 )
 
@@ -73,7 +74,7 @@ def bench(request: pytest.FixtureRequest, layout: BlockLayout) -> Iterator[Bench
     bench = Bench(layout, gap=request.param)
     yield bench
     bench.close()
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("flexkv-copy")]
+    assert not bench.transfer._thread.is_alive()
 
 
 def check_host(bench: Bench, spans: list[BlockSpan], slots: list[int], rows: list[np.ndarray]) -> None:
@@ -108,7 +109,7 @@ def test_every_plane_comes_back_byte_for_byte(bench: Bench) -> None:
 
 
 def test_nothing_but_the_run_is_written_to_a_host_slot(bench: Bench) -> None:
-    slot = bench.pool.take(1)[0]
+    slot = take(bench.pool, 1)[0]
     slot.view[:] = b"\xa5" * len(slot.view)
     n = bench.layout.block_tokens
     span = BlockSpan(slot, n, 1, n - 1)
@@ -125,7 +126,7 @@ def test_nothing_but_the_run_is_written_to_a_host_slot(bench: Bench) -> None:
 
 
 def test_slots_may_come_as_a_tensor(bench: Bench) -> None:
-    slot = bench.pool.take(1)[0]
+    slot = take(bench.pool, 1)[0]
     rows = snapshot(bench.planes)
     slots = list(range(bench.layout.block_tokens))
     ticket = bench.transfer.store(make_job(1, [whole(slot, len(slots))], torch.tensor(slots)))
@@ -143,7 +144,7 @@ def small() -> Iterator[Bench]:
 def test_many_blocks_in_more_than_one_piece() -> None:
     layout = kv_layout(num_layers=2, row_bytes=4096, block_tokens=16)
     bench = Bench(layout, blocks=40, num_slots=700)
-    spans = [whole(slot, 16) for slot in bench.pool.take(40)]
+    spans = [whole(slot, 16) for slot in take(bench.pool, 40)]
     slots = random.Random(SEED).sample(range(700), 640)
     rows = snapshot(bench.planes)
     assert 2 * PIECE_BYTES < 640 * 2 * 4096
@@ -159,7 +160,7 @@ def test_many_blocks_in_more_than_one_piece() -> None:
 def test_two_regions_in_one_job(small: Bench) -> None:
     region, pool = make_pool(small.layout, 2)
     small.transfer.register(region)
-    taken = [*small.pool.take(1), *pool.take(2), *small.pool.take(1)]
+    taken = [*take(small.pool, 1), *take(pool, 2), *take(small.pool, 1)]
     spans = [whole(slot, 8) for slot in taken]
     slots = random.Random(SEED).sample(range(NUM_SLOTS), 32)
     rows = snapshot(small.planes)
@@ -172,7 +173,7 @@ def test_two_regions_in_one_job(small: Bench) -> None:
 
 def test_an_empty_job_ends_well(small: Bench) -> None:
     small.run("store", [], [])
-    small.run("load", [whole(small.pool.take(1)[0], 4)][:0], [])
+    small.run("load", [whole(take(small.pool, 1)[0], 4)][:0], [])
 
 
 @pytest.mark.parametrize("direction", ["load", "store"])
@@ -182,7 +183,7 @@ def test_an_empty_job_ends_well(small: Bench) -> None:
 def test_bad_device_slots_are_refused_and_nothing_moves(
     small: Bench, direction: str, slots: list[int]
 ) -> None:
-    slot = small.pool.take(1)[0]
+    slot = take(small.pool, 1)[0]
     before, rows = bytes(slot.view), snapshot(small.planes)
     with pytest.raises(TransferError, match="copy 7 refused") as caught:
         getattr(small.transfer, direction)(make_job(7, [BlockSpan(slot, 8, 2, 3)], slots))
@@ -196,13 +197,13 @@ def test_bad_device_slots_are_refused_and_nothing_moves(
     ("num_tokens", "first", "last"), [(0, 0, 0), (9, 0, 9), (8, 3, 2), (4, 0, 5), (4, -1, 2)]
 )
 def test_impossible_spans_are_refused(small: Bench, num_tokens: int, first: int, last: int) -> None:
-    span = BlockSpan(small.pool.take(1)[0], num_tokens, first, last)
+    span = BlockSpan(take(small.pool, 1)[0], num_tokens, first, last)
     with pytest.raises(TransferError, match="refused"):
         small.transfer.load(make_job(1, [span], list(range(max(0, last - first)))))
 
 
 def test_other_slot_types_are_refused(small: Bench) -> None:
-    span = whole(small.pool.take(1)[0], 2)
+    span = whole(take(small.pool, 1)[0], 2)
     for slots in (torch.zeros(2, dtype=torch.int32), torch.zeros(1, 2, dtype=torch.int64)):
         with pytest.raises(TransferError, match="int64"):
             small.transfer.load(make_job(1, [span], slots))
@@ -211,12 +212,12 @@ def test_other_slot_types_are_refused(small: Bench) -> None:
 
 
 def test_short_slots_and_foreign_memory_are_refused(small: Bench) -> None:
-    slot = small.pool.take(1)[0]
+    slot = take(small.pool, 1)[0]
     short = Slot(slot.index, slot.view[: small.layout.header_bytes + 10], slot.address)
     with pytest.raises(TransferError, match="too small"):
         small.transfer.store(make_job(1, [whole(short, 8)], list(range(8))))
     foreign = HostRegion(small.layout.slot_bytes)
-    stranger = SlotPool(foreign, small.layout.slot_bytes).take(1)[0]
+    stranger = take(SlotPool(foreign, small.layout.slot_bytes), 1)[0]
     with pytest.raises(TransferError, match="no registered region"):
         small.transfer.store(make_job(1, [whole(slot, 8), whole(stranger, 8)], list(range(16))))
     del stranger
@@ -228,7 +229,7 @@ def test_a_region_is_registered_once_and_forgotten_when_it_closes(small: Bench) 
     small.transfer.register(region)
     with pytest.raises(TransferError, match="already"):
         small.transfer.register(region)
-    slot = pool.take(1)[0]
+    slot = take(pool, 1)[0]
     small.run("store", [whole(slot, 8)], list(range(8)))
     lost = Slot(0, memoryview(bytearray(len(slot.view))), slot.address)
     del slot, pool
@@ -243,7 +244,7 @@ def test_a_region_is_registered_once_and_forgotten_when_it_closes(small: Bench) 
 @pytest.mark.parametrize("direction", ["load", "store"])
 def test_nothing_moves_before_the_fence(small: Bench, direction: str) -> None:
     fence = HeldFence()
-    slot = small.pool.take(1)[0]
+    slot = take(small.pool, 1)[0]
     before, rows = bytes(slot.view), snapshot(small.planes)
     ticket = getattr(small.transfer, direction)(make_job(1, [whole(slot, 8)], list(range(8)), fence))
     other = "store" if direction == "load" else "load"
@@ -259,7 +260,7 @@ def test_nothing_moves_before_the_fence(small: Bench, direction: str) -> None:
 
 def test_a_load_overtakes_queued_stores(small: Bench) -> None:
     fence = HeldFence()
-    slots = small.pool.take(3)
+    slots = take(small.pool, 3)
     held = small.transfer.load(make_job(0, [whole(slots[0], 8)], list(range(8)), fence))
     order: list[str] = []
 
@@ -284,7 +285,7 @@ def test_a_load_does_not_wait_for_the_end_of_a_long_store() -> None:
     """The store is held inside its second piece until the load has ended."""
     layout = kv_layout(num_layers=4, row_bytes=PIECE_BYTES // 8, block_tokens=8)
     bench = Bench(layout, blocks=2, num_slots=16)
-    first, second = bench.pool.take(2)
+    first, second = take(bench.pool, 2)
     entered, loaded = threading.Event(), threading.Event()
     store = bench.transfer._device.store
 
@@ -317,7 +318,7 @@ def test_layers_become_ready_in_order(small: Bench) -> None:
 
     small.transfer._device.load = watched  # type: ignore[method-assign] # watches each plane
     fence = HeldFence()
-    tickets = [small.transfer.load(make_job(1, [whole(small.pool.take(1)[0], 8)], list(range(8)), fence))]
+    tickets = [small.transfer.load(make_job(1, [whole(take(small.pool, 1)[0], 8)], list(range(8)), fence))]
     fence.gate.set()
     assert all(tickets[0].wait_layer(layer, DEADLINE_S) for layer in range(3))
     assert tickets[0].wait(DEADLINE_S)
@@ -330,7 +331,7 @@ def test_a_failing_copy_fails_alone(small: Bench) -> None:
 
     load = small.transfer._device.load
     small.transfer._device.load = broken  # type: ignore[method-assign] # a device that fails
-    slot = small.pool.take(1)[0]
+    slot = take(small.pool, 1)[0]
     ticket = small.transfer.load(make_job(9, [whole(slot, 8)], list(range(8))))
     assert ticket.wait(DEADLINE_S)
     assert ticket.is_over
@@ -355,7 +356,7 @@ def test_close_ends_queued_copies_with_an_error_and_lets_running_ones_finish() -
         store(*args)  # type: ignore[arg-type] # passed through
 
     bench.transfer._device.store = slow_store  # type: ignore[method-assign] # a slow device
-    slots = bench.pool.take(3)
+    slots = take(bench.pool, 3)
     running = bench.transfer.store(make_job(1, [whole(slots[0], 8)], list(range(8))))
     assert entered.wait(DEADLINE_S)
     queued = [
@@ -401,9 +402,10 @@ def test_any_mix_of_spans_survives_a_round_trip(data: st.DataObject) -> None:
     layout = kv_layout(
         num_layers=data.draw(st.integers(1, 3)), row_bytes=rows, block_tokens=data.draw(st.integers(1, 9))
     )
-    bench = Bench(layout, blocks=6, gap=2 * data.draw(st.integers(0, 4)), num_slots=60)
+    gap, count = 2 * data.draw(st.integers(0, 4)), data.draw(st.integers(0, 6))
     rng = random.Random(data.draw(st.integers(0, 1 << 32)))
-    spans, slots = random_spans(layout, bench.pool, 60, rng, data.draw(st.integers(0, 6)))
+    bench = Bench(layout, blocks=6, gap=gap, num_slots=60)
+    spans, slots = random_spans(layout, bench.pool, 60, rng, count)
     before = snapshot(bench.planes)
     bench.run("store", spans, slots)
     check_host(bench, spans, slots, before)

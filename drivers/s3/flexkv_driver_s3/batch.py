@@ -110,7 +110,7 @@ class Batch:
         try:
             outcome = self._receive(number, flight)
         except EXPECTED as exc:
-            self._is_touched = self._is_touched or flight.num_read > 0
+            self._is_touched = self._is_touched or flight.is_touched
             return self._failed(exc)
         self._is_touched = True
         self._num_lost = 0

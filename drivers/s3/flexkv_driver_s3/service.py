@@ -15,11 +15,13 @@ from urllib.parse import quote, urlsplit
 from xml.sax.saxutils import escape
 
 import boto3
+import botocore.session
 from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.exceptions import ClientError, NoCredentialsError
 from botocore.httpsession import get_cert_path
+from botocore.loaders import create_loader
 
 from .answers import read_listing, read_text
 from .config import S3Config
@@ -30,7 +32,8 @@ from .wire import Exchange, Wire
 _SIGNATURE_S = 900
 """A signed request is good for as long as S3 tolerates clocks to differ."""
 PAGE_KEYS = 1000
-_LISTING_BYTES = 4 << 20
+_LISTED_BYTES = 1200
+"""Most that a listing says of one object: its name, 1 KiB at most, and some marks."""
 _ANSWER_BYTES = 64 << 10
 _NO_BULK_DELETE = frozenset(
     ("NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest", "InvalidArgument")
@@ -39,6 +42,8 @@ _NO_BULK_DELETE = frozenset(
 """Codes of endpoints that know no multi-object delete, or not with today's checksum headers."""
 
 _making = threading.Lock()
+_descriptions = create_loader()
+"""botocore's description of S3, read once (a quarter of a second); used under ``_making``."""
 
 _left_behind: list[Service] = []
 """Clients of a parent process: closing one could wait for a lock that a vanished thread holds."""
@@ -48,6 +53,10 @@ def after_fork() -> None:
     """In a child: no other thread is left that could be making a client."""
     global _making
     _making = threading.Lock()
+
+
+_descriptions = create_loader()
+"""botocore's description of S3, read once (a quarter of a second); used under ``_making``."""
 
 
 class Service:
@@ -64,7 +73,7 @@ class Service:
         self._has_bulk_delete = True
         cafile = get_cert_path(True) if config.ca_file is None else str(config.ca_file)
         with _making:
-            session = boto3.session.Session(profile_name=config.profile)
+            session = _session(config)
             self._region = config.region or session.region_name or "us-east-1"
             self.client: Any = session.client(
                 "s3",
@@ -72,12 +81,8 @@ class Service:
                 region_name=self._region,
                 verify=cafile if config.verify else False,
                 config=_client_config(config),
-                **_keys(config),
             )
-            given = _keys(config)
-            credentials = (
-                boto3.session.Session(**given).get_credentials() if given else session.get_credentials()
-            )
+            credentials = session.get_credentials()
         if credentials is None:
             self.client.close()
             raise NoCredentialsError
@@ -109,7 +114,7 @@ class Service:
         """Names and lengths of the next objects below ``prefix``, in order; and whether there are more."""
         query = {"list-type": "2", "max-keys": str(limit), "prefix": prefix, "start-after": after}
         text = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items() if value)
-        return read_listing(self.get("", _LISTING_BYTES, text))
+        return read_listing(self.get("", _ANSWER_BYTES + limit * _LISTED_BYTES, text))
 
     def delete(self, names: Sequence[str]) -> dict[str, BaseException]:
         """Delete objects; returns those that failed.  A missing object counts as deleted."""
@@ -185,6 +190,12 @@ class Service:
         """Close idle connections."""
         self.wire.close()
         self.client.close()
+
+
+def _session(config: S3Config) -> Any:
+    session = botocore.session.Session(profile=config.profile)
+    session.register_component("data_loader", _descriptions)
+    return boto3.session.Session(botocore_session=session, **_keys(config))
 
 
 def _client_config(config: S3Config) -> Config:

@@ -65,7 +65,7 @@ class Exchange:
         parts = urlsplit(url)
         self._target = f"{parts.path}?{parts.query}" if parts.query else parts.path
         self._body = body
-        self.num_read = 0
+        self.is_touched = False
         self._reply: http.client.HTTPResponse | None = None
         self._connection, self._is_reused = wire.take()
         self._guarded(self._send)
@@ -118,7 +118,7 @@ class Exchange:
         Raises:
             RefusedError: the server answered with an error; nothing was written.
             TooLongError: the body is longer than ``view``; nothing was written if the server said so.
-            ShortBodyError, OSError, http.client.HTTPException: ``num_read`` bytes were written.
+            ShortBodyError, OSError, http.client.HTTPException: if ``is_touched``, bytes were written.
         """
         return int(self._guarded(lambda: self._read_into(view)))
 
@@ -127,17 +127,19 @@ class Exchange:
         expected = response.length
         if expected is not None and expected > len(view):
             raise TooLongError(f"object of {expected} B, buffer of {len(view)} B")
-        while self.num_read < len(view):
-            got = response.readinto(view[self.num_read :])
+        self.is_touched = True
+        num_read = 0
+        while num_read < len(view):
+            got = response.readinto(view[num_read:])
             if not got:
                 break
-            self.num_read += got
-        if expected is not None and self.num_read < expected:
-            raise ShortBodyError(f"the connection ended after {self.num_read} of {expected} B")
+            num_read += got
+        if expected is not None and num_read < expected:
+            raise ShortBodyError(f"the connection ended after {num_read} of {expected} B")
         if expected is None and response.read(1):
             raise TooLongError(f"object longer than the buffer of {len(view)} B")
         self._release(response)
-        return self.num_read
+        return num_read
 
     def finish(self) -> http.client.HTTPMessage:
         """Wait for the answer to a request whose body does not matter; returns its headers.

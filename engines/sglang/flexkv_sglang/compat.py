@@ -18,9 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flexkv_core import EngineError
-
-from .seam import SUPPORTED, Seam, require_supported
+from .seam import Seam, require_supported
 
 _HANDLE = "_flexkv_handle"
 _serials = itertools.count(1)
@@ -81,11 +79,6 @@ def register_backend(name: str, factory: Callable[[Any], Any]) -> Any:
         del registry._RADIX_CACHE_REGISTRY[name]
     registry.register_radix_cache_backend(name, factory)
     return before
-
-
-def backend_factory(name: str) -> Any:
-    """The factory that is registered under ``name``, or None."""
-    return import_module("sglang.srt.mem_cache.registry").get_radix_cache_factory(name)
 
 
 def hook(target: str, function: Callable[..., Any], kind: str) -> None:
@@ -309,8 +302,3 @@ def forward_stream(ctx: Any) -> Any:
 def kv_pool(ctx: Any) -> Any:
     """The device's KV pool."""
     return ctx.params.token_to_kv_pool_allocator.get_kvcache()
-
-
-def refuse(reason: str) -> EngineError:
-    """An error with the adapter's range in front."""
-    return EngineError(f"flexkv (SGLang {SUPPORTED}): {reason}")

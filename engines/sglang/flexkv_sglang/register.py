@@ -22,6 +22,7 @@ from flexkv_core.config import EffectiveConfig, load_config
 
 from . import compat, options
 from .options import BACKEND
+from .pools import check_allocator
 
 logger = logging.getLogger(__name__)
 
@@ -123,12 +124,13 @@ def build_cache(ctx: Any) -> Any:
         ctx: SGLang's ``TreeCacheBuildContext``.
 
     Raises:
-        EngineError: version, options, model or pool cannot be served.
+        EngineError, LayoutError: version, options, model or pool cannot be served.
         ConfigError: the chain cannot be used.
     """
     _raise_failure()
     seam = compat.seam()
     options.check_context(ctx)
+    check_allocator(ctx.params.token_to_kv_pool_allocator)
     config = read_config(ctx.server_args)
     from . import scheduler_hooks  # they import SGLang's tree
     from .radix_cache import FlexKVRadixCache

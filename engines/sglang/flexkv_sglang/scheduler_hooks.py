@@ -95,14 +95,24 @@ def _hook(target: str, function: Callable[..., Any], kind: str) -> None:
 
 
 def _around_flush(original: Callable[..., bool], scheduler: Any, *args: Any, **kwargs: Any) -> bool:
-    """A flush waits for copies, or is refused; after a change of weights SGLang takes no refusal."""
+    """A flush waits for copies, or is refused; after a change of weights SGLang takes no refusal.
+
+    One that SGLang refuses itself, because requests run, waits for nothing.
+    """
     cache = _watched.cache()
-    if cache is not None and not cache.may_flush():
+    if cache is not None and _is_idle(scheduler) and not cache.may_flush():
         if not _watched.weights_are_changing:
             logger.warning("[FlexKV] flush refused: copies are still under way; try again")
             return False
         logger.error("[FlexKV] flushing after a change of weights although copies are still under way")
     return original(scheduler, *args, **kwargs)
+
+
+def _is_idle(scheduler: Any) -> bool:
+    """What ``flush_cache`` asks first."""
+    if compat.seam().flush_ignores_waiting:
+        return bool(scheduler.is_fully_idle(ignore_waiting=scheduler._engine_paused))
+    return bool(scheduler.is_fully_idle())
 
 
 def _around_weights(name: str) -> Callable[..., Any]:

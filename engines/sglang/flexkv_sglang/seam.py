@@ -72,6 +72,7 @@ class Seam:
         releases_host: ``release_host_resources`` is called at a graceful end; before, an exit handler is.
         tick: Dotted name of the scheduler's method that calls ``check_hicache_events``.
         tick_is_own_method: Whether that method does nothing else, so that a hook may follow it.
+        flush_ignores_waiting: A paused engine is flushed although requests wait.
     """
 
     version: str
@@ -89,6 +90,7 @@ class Seam:
     releases_host: bool
     tick: str
     tick_is_own_method: bool
+    flush_ignores_waiting: bool
 
     def describe(self) -> str:
         """One line for logs and ``flexkv doctor``."""
@@ -191,6 +193,7 @@ _METHODS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     (HOOKS, "HookRegistry", "register", ("target", "hook", "hook_type")),
     (HOOKS, "HookRegistry", "apply_hooks", ()),
     (SCHEDULER, "Scheduler", "flush_cache", ("empty_cache",)),
+    (SCHEDULER, "Scheduler", "is_fully_idle", ()),
     (POLICY, "PrefillAdder", "add_one_req", ("req",)),
     (WEIGHTS, "SchedulerWeightUpdaterManager", "update_weights_from_disk", ("recv_req",)),
     (WEIGHTS, "SchedulerWeightUpdaterManager", "update_weights_from_distributed", ("recv_req",)),
@@ -248,8 +251,9 @@ def read_seam(root: Path | Surface | None = None) -> Seam:
     surface = _surface(root)
     radix = surface.of(RADIX, "RadixCache").methods
     base = surface.of(BASE, "BasePrefixCache")
+    scheduler = surface.of(SCHEDULER, "Scheduler").methods
     load = base.returns.get("init_load_back", "")
-    own_tick = "_process_hicache_events" in surface.of(SCHEDULER, "Scheduler").methods
+    own_tick = "_process_hicache_events" in scheduler
     return Seam(
         version=surface.version,
         generation=_generation(radix, surface.version),
@@ -267,6 +271,7 @@ def read_seam(root: Path | Surface | None = None) -> Seam:
         tick="sglang.srt.managers.scheduler.Scheduler."
         + ("_process_hicache_events" if own_tick else "_get_new_batch_prefill_raw"),
         tick_is_own_method=own_tick,
+        flush_ignores_waiting="ignore_waiting" in scheduler.get("is_fully_idle", ()),
     )
 
 
