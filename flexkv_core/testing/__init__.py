@@ -47,6 +47,7 @@ _KIT_MODULES = (
     "tier_limits",
     "tier_persistence",
     "tier_threads",
+    "transfer_kit",
     "transfer_tests",
 )
 
