@@ -89,8 +89,12 @@ class FlexKVConnector:
         self, handle: Hashable, tokens: Callable[[], Sequence[int]], num_tokens: int, scope: Scope
     ) -> _Seen:
         seen = self._seen.get(handle)
-        if seen is None or seen.num_tokens != num_tokens:
-            seen = self._seen[handle] = _Seen(num_tokens, self.manager.sequence(tokens(), scope))
+        if seen is not None and seen.num_tokens == num_tokens:
+            return seen
+        sequence = self.manager.sequence(tokens(), scope)
+        if seen is not None:  # a chunk more, or the answer behind the prompt: the keys so far stay
+            sequence.adopt_keys(seen.sequence)
+        seen = self._seen[handle] = _Seen(num_tokens, sequence)
         return seen
 
     def _note_origin(self, seen: _Seen, found: Lookup, have: int) -> None:
