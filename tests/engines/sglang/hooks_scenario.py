@@ -1,0 +1,95 @@
+"""Sets our hooks on SGLang's real scheduler classes and calls those, and prints what happened.
+
+A script like ``seam_scenario``: one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+from seam_scenario import World
+
+from flexkv_sglang import compat, scheduler_hooks
+from flexkv_sglang.seam_cache import Verdict
+
+
+def call(function, *args, **kwargs):
+    """The result, or the name of what the original raised on our stand-in for a scheduler."""
+    try:
+        return function(*args, **kwargs)
+    except Exception as exc:
+        return type(exc).__name__
+
+
+def main():
+    from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWeightUpdaterManager
+
+    world, out = World(1), {}
+    cache = world.cache
+    events = []
+    cache.may_flush = lambda: events.append("may flush") or cache.answer
+    cache.on_weights_changed = lambda reason: events.append(reason)
+    cache.on_sleep = lambda: events.append("sleep")
+    cache.answer = True
+    scheduler_hooks.install(cache, is_ticked=False)
+    scheduler_hooks.install(cache, is_ticked=False)  # a second cache in one process: no second set of hooks
+    out["targets"] = scheduler_hooks._watched.targets
+
+    idle = [False]
+    scheduler = SimpleNamespace(
+        is_fully_idle=lambda **_: events.append("idle?") or idle[0],
+        waiting_queue=[],
+        running_batch=SimpleNamespace(reqs=[]),
+        _engine_paused=False,
+        enable_hierarchical_cache=False,
+        enable_unified_cache_external_linker=False,
+        enable_lmcache=False,
+        server_args=SimpleNamespace(enable_flexkv=False),
+        grammar_manager=None,
+    )
+    out["flush while busy"] = [call(Scheduler.flush_cache, scheduler), events[:]]
+    idle[0], cache.answer = True, False
+    events.clear()
+    out["flush refused"] = [call(Scheduler.flush_cache, scheduler), events[:]]
+    cache.answer = True
+    events.clear()
+    out["flush"] = [call(Scheduler.flush_cache, scheduler), events[:]]
+    events.clear()
+
+    manager = SimpleNamespace(flush_cache=lambda **_: Scheduler.flush_cache(scheduler))
+    manager._observe_weight_load = lambda _: (_ for _ in ()).throw(RuntimeError)
+    for name in scheduler_hooks.WEIGHT_CALLS:
+        if hasattr(SchedulerWeightUpdaterManager, name):
+            call(getattr(SchedulerWeightUpdaterManager, name), manager, SimpleNamespace())
+    out["weights"] = events[:]
+    out["weights settled"] = not scheduler_hooks._watched.weights_are_changing
+    events.clear()
+    for tags in (None, ["kv_cache"], ["weights"], ["cuda_graph"]):
+        call(SchedulerWeightUpdaterManager.release_memory_occupation, manager, SimpleNamespace(tags=tags))
+    out["sleep"] = events[:]
+
+    cache.calls.clear()
+    tick = getattr(Scheduler, world.seam.tick.rpartition(".")[2])
+    call(tick, scheduler, *(() if world.seam.tick_is_own_method else (None, None)))
+    out["tick"] = cache.calls[:]
+
+    cache.promise, cache.verdict = 10, Verdict.ASK_AGAIN
+    req = world.request("r", range(21))
+    world.match(req, limit=20)
+    adder = PrefillAdder(1, cache, world.allocator, None, 1.0, 4096, None)
+    results = []
+    for verdict in (Verdict.ASK_AGAIN, None):
+        cache.verdict = verdict
+        results.append(adder.add_one_req(req, has_chunked_req=False, truncation_align_size=None).name)
+        results.append([len(adder.can_run_list), world.books(), cache.protected_size()])
+    out["admission"] = results
+    out["reported"] = [req.host_hit_length, req.storage_hit_length]
+    assert compat.admit_later() is AddReqResult.OTHER
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""The seam: facts per version, the probe, and one behaviour over every version that is here.
+
+Facts are read from syntax trees, so versions that cannot be imported here are checked as well;
+behaviour is checked in a process of its own for each version.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flexkv_core import EngineError
+from flexkv_sglang import seam
+from flexkv_sglang.seam import Generation
+from tests.engines.sglang.versions import TREES, run, run_raw
+
+pytestmark = pytest.mark.skipif(not TREES, reason="sglang is not installed (make setup)")
+
+GENERATIONS = {
+    "0.5.16": Generation.FINISHED,
+    "0.5.17": Generation.FINISHED,
+    "0.5.18": Generation.FINISHED,
+    "0.5.19": Generation.FINISHED,
+    "0.5.20": Generation.FINISHED,
+    "0.5.21": Generation.INSERT,
+    "0.5.22": Generation.CHECKPOINT,
+    "0.5.23": Generation.CHECKPOINT,
+}
+SINCE = {
+    "releases_host": 17,
+    "has_salt": 18,
+    "kv_record": 19,
+    "load_may_defer": 20,
+    "load_is_all_or_none": 20,
+    "has_request_handle": 20,
+    "reports_aborts": 20,
+    "tick_is_own_method": 20,
+    "has_release_call": 21,
+    "has_batch_end": 21,
+    "flush_ignores_waiting": 21,
+    "match_gives_length": 22,
+    "load_gives_count": 22,
+}
+
+
+@pytest.mark.parametrize("version", TREES)
+def test_facts_of_each_version(version: str) -> None:
+    facts = seam.read_seam(TREES[version] / "sglang")
+    assert facts.version == version
+    assert facts.generation is GENERATIONS[version]
+    patch = int(version.split(".")[2])
+    assert {name: getattr(facts, name) for name in SINCE} == {
+        name: patch >= first for name, first in SINCE.items()
+    }
+
+
+@pytest.mark.parametrize("version", TREES)
+def test_the_probe_finds_nothing_wrong(version: str) -> None:
+    assert seam.probe(TREES[version] / "sglang") == []
+    assert seam.require_supported(TREES[version] / "sglang").version == version
+
+
+def test_the_probe_imports_nothing_and_is_quick() -> None:
+    version = next(iter(TREES))
+    code = (
+        "import sys, time; from flexkv_sglang import seam; s = time.process_time(); f = seam.probe(); "
+        "print(len(f), time.process_time() - s < 5, 'sglang' in sys.modules, 'torch' in sys.modules)"
+    )
+    assert run_raw(version, ["-c", code]).stdout.split() == ["0", "True", "False", "False"]
+
+
+@pytest.fixture
+def doctored(tmp_path: Path):
+    """A copy of the files that the probe reads, with one text changed."""
+
+    def doctor(file: str, old: str, new: str, version: str | None = None) -> Path:
+        source = TREES[version or next(iter(TREES))] / "sglang"
+        root = tmp_path / "sglang"
+        names = {getattr(seam, n) for n in ("RADIX", "BASE", "REGISTRY", "HOOKS", "SCHEDULER", "POLICY")}
+        for name in ["../_version.py", seam.BATCH, seam.WEIGHTS, seam.ARGS, *names]:
+            target = root / "srt" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / "srt" / name, target)
+        path = root / "srt" / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        return root
+
+    return doctor
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "named"),
+    [
+        (
+            seam.RADIX,
+            "def insert(self, params",
+            "def insert_all(self, params",
+            "RadixCache.insert: is missing",
+        ),
+        (
+            seam.RADIX,
+            "def evict(self, params",
+            "def evict(self, how",
+            "RadixCache.evict: takes (how), needs params",
+        ),
+        (
+            seam.RADIX,
+            "def checkpoint(self, req: Req, *, up_to",
+            "def checkpoint(self, req: Req, *, to",
+            "RadixCache.checkpoint: takes (req, to), needs up_to",
+        ),
+        (
+            seam.BASE,
+            "    host_hit_length: int",
+            "    hit_length: int",
+            "MatchResult.host_hit_length: is missing",
+        ),
+        (seam.SCHEDULER, "def flush_cache(", "def flush(", "Scheduler.flush_cache: is missing"),
+        (
+            seam.SCHEDULER,
+            "def _process_hicache_events(",
+            "def _events(",
+            "Scheduler: has no method that calls",
+        ),
+        (
+            seam.REGISTRY,
+            "def register_radix_cache_backend(name",
+            "def register_radix_cache_backend(label",
+            "register_radix_cache_backend: takes (label, factory), needs name",
+        ),
+        (
+            seam.WEIGHTS,
+            "def update_weights_from_ipc",
+            "def update_from_ipc",
+            "SchedulerWeightUpdaterManager.update_weights_from_ipc: is missing",
+        ),
+        ("../_version.py", "0.5.2", "0.6.2", "version: 0.6.2"),
+    ],
+)
+def test_the_probe_names_what_differs(doctored, file: str, old: str, new: str, named: str) -> None:
+    if next(iter(TREES)) not in ("0.5.22", "0.5.23"):
+        pytest.skip("written against the newest seam")
+    root = doctored(file, old, new)
+    if "has no method" in named:  # both names of that method must be gone
+        path = root / "srt" / file
+        path.write_text(path.read_text().replace("def _get_new_batch_prefill_raw(", "def _raw("))
+    findings = [str(finding) for finding in seam.probe(root)]
+    assert any(named in line for line in findings), findings
+    with pytest.raises(
+        EngineError, match=r"needs SGLang 0\.5\.16 to 0\.5\.23 and found .* differs in: "
+    ) as error:
+        seam.require_supported(root)
+    assert named in str(error.value)
+
+
+def test_a_tree_with_no_known_way_to_hand_over_kv(doctored) -> None:
+    if next(iter(TREES)) not in ("0.5.22", "0.5.23"):
+        pytest.skip("written against the newest seam")
+    root = doctored(seam.RADIX, "def checkpoint(", "def keep(")
+    assert any("checkpoint, insert_req or cache_finished_req" in str(f) for f in seam.probe(root))
+
+
+def test_without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seam, "installed_root", lambda: None)
+    assert "SGLang is not installed" in str(seam.probe()[0])
+    with pytest.raises(EngineError, match="not installed"):
+        seam.require_supported()
+
+
+def _tokens(first: int, count: int) -> list[int]:
+    return list(range(first, first + count))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "page"), [(v, p) for v in TREES for p in (1, 16)])
+def test_one_behaviour_over_all_versions(version: str, page: int) -> None:
+    out = run(version, "seam_scenario.py", str(page))
+    patch = int(version.split(".")[2])
+    n = 4 * page if page > 1 else 20
+    kept = n if page > 1 else n + 1  # whole pages of n + 1 tokens
+
+    assert out["version"] == version
+    assert out["chunk then end"] == [
+        ["match", "a", 0, n, 0, "adapter", "team", ""],
+        ["checkpoint", "a", _tokens(0, kept), False],
+        ["checkpoint", "a", _tokens(0, kept), True],
+        ["end", "a", 0],
+    ]
+    assert out["same id, other handle"]
+    assert out["doubles"] == [
+        call
+        for i in range(2)
+        for call in (["checkpoint", f"twin{i}", _tokens(1000, n), True], ["end", f"twin{i}", 0])
+    ]
+    assert out["books"] == [0] * len(out["books"]), "slots are lost or counted twice"
+    assert out["load calls"] == [["match", "b", 0, n, 0, "", "", ""], *[["load", "b", 0, n]] * 3]
+    assert out["ask again"] == (True if patch >= 20 else "raised")
+    assert out["recompute"] == [0, True]
+    assert out["loaded"] == [n, n, n, 3]
+    assert out["insert doubles"] == [True, True]
+    assert out["insert hole"]
+    abort = [["abort", "d", 0]] if patch >= 20 else []
+    assert out["rest"] == [
+        ["match", "c", 0, n, 0, "", "", ""],
+        ["end", "c", 0],
+        ["match", "d", 0, n, 0, "", "", ""],
+        *abort,
+        ["tick"],
+        ["evict", page],
+        ["reset"],
+        ["shutdown"],
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", TREES)
+def test_hooks_on_the_real_scheduler(version: str) -> None:
+    out = run(version, "hooks_scenario.py")
+    patch = int(version.split(".")[2])
+    calls = ["disk", "distributed", "tensor", "ipc"]
+    assert out["flush while busy"] == [False, ["idle?", "idle?"]], (
+        "a flush that SGLang refuses waited for copies"
+    )
+    assert out["flush refused"] == [False, ["idle?", "may flush"]]
+    assert out["flush"][1][:3] == ["idle?", "may flush", "idle?"]
+    assert out["weights"][:4] == [f"update_weights_from_{name}" for name in calls]
+    assert out["weights settled"]
+    assert out["sleep"] == ["sleep", "release_memory_occupation", "sleep", "release_memory_occupation"]
+    assert out["tick"] == [["tick"]]
+    assert out["admission"] == ["OTHER", [0, 0, 0], "CONTINUE", [1, 0, 10]]
+    assert out["reported"] == [10, 3]
+    assert len(set(out["targets"])) == len(out["targets"])
+    assert any("add_one_req" in target for target in out["targets"]) == (patch < 20)
