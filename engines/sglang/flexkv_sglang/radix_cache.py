@@ -78,6 +78,11 @@ class FlexKVRadixCache(SeamRadixCache):
             ConfigError, DriverError, TierError, HostMemoryError: a tier cannot be opened.
         """
         config = effective.chain
+        if config.engine.layerwise:
+            raise compat.refuse(
+                "layerwise transfer (engine.layerwise, FLEXKV_ENABLE_LAYERWISE_TRANSFER) is not built yet; "
+                "switch it off"
+            )
         self._loads: dict[RequestHandle, _Load] = {}
         self._stores: list[_Store] = []
         self._quarantine: list[tuple[int, torch.Tensor]] = []
@@ -267,6 +272,8 @@ class FlexKVRadixCache(SeamRadixCache):
             self._ordered = [task for task in self._ordered if not self._is_delivered(task)]
         if self._loads:
             self._adopt_orphans()
+        if self._stores or self._loads or self._quarantine:
+            time.sleep(0)  # SGLang's idle loop would keep the interpreter from the threads that copy
 
     def _is_delivered(self, task: int) -> bool:
         return bool(self.connector.manager.try_wait([task]))
