@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from pydantic import ValidationError
 
 from . import envelope
 from .capacity import Capacity
@@ -563,6 +565,12 @@ def _check_values(configs: Sequence[TierConfig], tiers: Sequence[Tier], layout: 
     return findings
 
 
+def _option_fault(number: int, fault: Mapping[str, Any]) -> str:
+    """One fault of a driver's options; values are never quoted, they may be secrets."""
+    path = ".".join(str(part) for part in ("options", *fault["loc"]))
+    return f"tiers[{number}].{path}: {fault['msg']}"
+
+
 def open_chain(
     config: ChainConfig,
     layout: BlockLayout,
@@ -586,8 +594,9 @@ def open_chain(
             spec, offer = find_driver(tier.driver)
             try:
                 options = spec.config.model_validate(tier.options)
-            except ValueError as exc:
-                raise ConfigError(source, [f"tiers[{number}].options: {exc}"]) from exc
+            except ValidationError as exc:
+                faults = exc.errors(include_input=False, include_url=False, include_context=False)
+                raise ConfigError(source, [_option_fault(number, fault) for fault in faults]) from None
             context = TierContext(
                 name=tier.name,
                 value_bytes=layout.slot_bytes,

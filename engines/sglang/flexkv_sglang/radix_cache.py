@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from flexkv_core import EngineError
 from flexkv_core.config import EffectiveConfig
 from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus, Scope
 
@@ -79,7 +80,7 @@ class FlexKVRadixCache(SeamRadixCache):
         """
         config = effective.chain
         if config.engine.layerwise:
-            raise compat.refuse(
+            raise EngineError(
                 "layerwise transfer (engine.layerwise, FLEXKV_ENABLE_LAYERWISE_TRANSFER) is not built yet; "
                 "switch it off"
             )
