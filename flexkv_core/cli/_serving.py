@@ -28,7 +28,7 @@ class Answer:
     Attributes:
         text: The generated text.
         output_ids: The generated tokens.
-        prompt_tokens: Length of the prompt.
+        prompt_tokens: Length of the prompt; 0 for a request that was aborted while it waited.
         cached_tokens: How many of them were not computed.
         by_tier: Those by where they came from: ``device``, ``host``, ``storage`` (below the first
             tier).  The three are disjoint.
@@ -163,7 +163,7 @@ def _answer(body: Mapping[str, Any], seconds: float, first_token_s: float) -> An
     return Answer(
         text=body.get("text", ""),
         output_ids=tuple(body.get("output_ids", ())),
-        prompt_tokens=int(meta["prompt_tokens"]),
+        prompt_tokens=int(meta.get("prompt_tokens", 0)),
         cached_tokens=int(meta.get("cached_tokens", 0)),
         by_tier={name: count for name, count in details.items() if isinstance(count, int)},
         seconds=seconds,
