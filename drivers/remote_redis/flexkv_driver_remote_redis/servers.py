@@ -15,7 +15,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from time import monotonic
 from typing import Any
 
@@ -245,11 +245,14 @@ def _secret(value: Any) -> str | None:
 
 
 def _take(pool: Any) -> Any:
-    # Until redis-py 5.3 the pool wanted to know the command; since then it warns if it is told.
-    wants_command = inspect.signature(pool.get_connection).parameters["command_name"]
-    if wants_command.default is inspect.Parameter.empty:
-        return pool.get_connection("GET")
-    return pool.get_connection()
+    return pool.get_connection("GET") if _wants_command() else pool.get_connection()
+
+
+@cache
+def _wants_command() -> bool:
+    # Until redis-py 5.3 a pool had to know the command; since then it warns if it is told.
+    wanted = inspect.signature(redis.ConnectionPool.get_connection).parameters["command_name"]
+    return wanted.default is inspect.Parameter.empty
 
 
 def _round_trip(connection: Any, *command: object) -> object:

@@ -96,7 +96,7 @@ class RedisTier(Tier):
         def talk(wire: Wire, names: Sequence[bytes], places: Sequence[int]) -> Iterable[Outcome]:
             views = [into[place] for place in places]
             replies = wire.read_values(names, views, renew_ms)
-            return (as_load(reply, len(view)) for view, reply in zip(views, replies, strict=True))
+            return map(as_load, replies, map(len, views))
 
         return self._run("load", keys, talk)
 
