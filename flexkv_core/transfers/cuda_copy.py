@@ -290,15 +290,14 @@ class CudaTransfer(QueuedTransfer):
             self._queue.wake()
 
     def _finish(self, ticket: CudaTicket, began: float, job: DeviceJob, fault: Exception | None) -> None:
-        """The last event has passed; ``job`` kept its table on the device until now.  On the waiter's thread."""
+        """The last event has passed; ``job`` kept its table until now.  On the waiter's thread."""
         number = ticket.job.number
         error = None
+        is_unchecked = isinstance(job.table.device_slots, torch.Tensor)
         try:
-            if fault is None and isinstance(job.table.device_slots, torch.Tensor):
-                if self._gpu.last_word(job.on_device):
-                    error = TransferError(
-                        f"copy {number}: device slots beyond the pool; their rows stayed", job=number
-                    )
+            if fault is None and is_unchecked and self._gpu.last_word(job.on_device):
+                why = "device slots beyond the pool; their rows did not move"
+                error = TransferError(f"copy {number}: {why}", job=number)
         except Exception as late:  # noqa: BLE001 - the device failed now: so did the copy
             fault = late
         if fault is not None:

@@ -106,8 +106,8 @@ def move_rows(  # type: ignore[no-untyped-def] # triton allows no return type
         slot = tl.load(spans + slots_at + slot_at + token, mask=inside, other=0)
         at_page = base + (slot * stride + (word - token * words)) * WORD_BYTES
         is_known = (slot >= 0) & (slot < num_slots)
-        if tl.max((inside & (is_known == 0)).to(tl.int32), 0) > 0:
-            tl.store(spans + fault_at, tl.full([], 1, tl.int64))
+        nowhere = tl.zeros([TILE], tl.int64)
+        tl.store(spans + fault_at + nowhere, nowhere + 1, mask=inside & (is_known == 0))
         inside = inside & is_known
         page = at_page.to(tl.pointer_type(WORD))
 

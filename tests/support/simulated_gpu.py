@@ -1,0 +1,274 @@
+"""A device that runs its streams in any order that events allow, in host memory.
+
+It is as asynchronous as a real one: work runs on a thread of its own, streams are interleaved at
+random (by seed), a wait for an event that was never recorded does nothing, and recording an event
+again moves it.  It is stricter: a launch that reads host memory that is not pinned, or a copy
+across two pinned chunks, is a fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from flexkv_core.transfers.gpu import Event, Gpu, Move, PinError
+from flexkv_core.transfers.pieces import SPAN_FIELDS
+from flexkv_core.transfers.regions import Int64
+
+DEADLINE_S = 20.0
+
+
+class SimulatedStream:
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self.gpu = gpu
+        self.work: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
+
+
+class SimulatedEvent(Event):
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+        self.recorded = 0
+        self.passed = 0
+
+    def record(self, stream: SimulatedStream) -> None:
+        self.recorded += 1
+        number = self.recorded
+
+        def arrive() -> None:
+            self.passed = max(self.passed, number)
+
+        self._gpu.run(stream, arrive)
+
+    def query(self) -> bool:
+        self._gpu.raise_if_dead()
+        return self.passed >= self.recorded
+
+    def synchronize(self) -> None:
+        wanted = self.recorded
+        self._gpu.block_until(lambda: self.passed >= wanted)
+
+
+class Memory:
+    def __init__(self, num_bytes: int) -> None:
+        self.data = np.full(num_bytes + 256, 0xEE, dtype=np.uint8)
+        self.at = -self.data.ctypes.data % 256
+
+    def data_ptr(self) -> int:
+        return int(self.data.ctypes.data) + self.at
+
+
+class SimulatedGpu(Gpu):
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = random.Random(seed)
+        self.changed = threading.Condition()
+        self.streams: list[SimulatedStream] = []
+        self.is_open = True
+        self.is_held = False
+        self.captures = False
+        self.holds_tensors = False
+        self.dead: Exception | None = None
+        self.pinned: dict[int, int] = {}
+        self.most_pins: int | None = None
+        self.pin_status = 2
+        self.log: list[str] = []
+        self.fail_after: int | None = None
+        self.thread = threading.Thread(target=self._work, name="simulated-gpu", daemon=True)
+        self.thread.start()
+
+    # --- what a test does with it
+
+    def hold(self) -> None:
+        """Nothing runs until ``go``."""
+        with self.changed:
+            self.is_held = True
+
+    def go(self) -> None:
+        with self.changed:
+            self.is_held = False
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        with self.changed:
+            self.is_open = False
+            self.changed.notify_all()
+        self.thread.join(DEADLINE_S)
+        assert not self.thread.is_alive()
+        if self.dead is None:
+            assert not any(stream.work for stream in self.streams)
+
+    def run(self, stream: SimulatedStream, action: Callable[[], None]) -> None:
+        with self.changed:
+            self.raise_if_dead()
+            stream.work.append((lambda: True, action))
+            self.changed.notify_all()
+
+    def raise_if_dead(self) -> None:
+        if self.dead is not None:
+            raise RuntimeError("the simulated device has failed") from self.dead
+
+    def block_until(self, is_so: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: is_so() or self.dead is not None, DEADLINE_S)
+        self.raise_if_dead()
+
+    # --- Gpu
+
+    def bind(self) -> None:
+        return
+
+    def stream(self) -> SimulatedStream:
+        stream = SimulatedStream(self)
+        with self.changed:
+            self.streams.append(stream)
+        return stream
+
+    def event(self) -> SimulatedEvent:
+        return SimulatedEvent(self)
+
+    def wait(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
+        wanted = event.recorded
+        with self.changed:
+            self.raise_if_dead()
+            stream.work.append((lambda: event.passed >= wanted, lambda: None))
+            self.changed.notify_all()
+
+    def drain(self, stream: SimulatedStream) -> None:
+        self.block_until(lambda: not stream.work)
+
+    def allocate(self, num_bytes: int, stream: SimulatedStream) -> Memory:
+        return Memory(num_bytes)
+
+    def upload(self, table: Int64, stream: SimulatedStream) -> Memory:
+        memory = Memory(8 * table.size)
+        content = table.reshape(-1).view(np.uint8).copy()
+
+        def arrive() -> None:
+            memory.data[memory.at : memory.at + content.size] = content
+
+        self.run(stream, arrive)
+        return memory
+
+    def upload_job(self, table: Int64, slots: Any, stream: SimulatedStream) -> Memory:
+        if not isinstance(slots, torch.Tensor):
+            return self.upload(np.concatenate([table.reshape(-1), slots, [0]]), stream)
+        memory = Memory(8 * (table.size + len(slots) + 1))
+
+        def arrive() -> None:
+            content = np.concatenate([table.reshape(-1), slots.numpy(), [0]]).view(np.uint8)
+            memory.data[memory.at : memory.at + content.size] = content
+
+        self.run(stream, arrive)
+        return memory
+
+    def last_word(self, uploaded: Memory) -> int:
+        end = 8 * ((uploaded.data.size - 256) // 8)
+        return int(uploaded.data[uploaded.at : uploaded.at + end].view(np.int64)[-1])
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return self.holds_tensors
+
+    def copy(self, stream: SimulatedStream, target: int, source: int, num_bytes: int) -> None:
+        self._count()
+        touched = [
+            c for c, size in self.pinned.items() if c < max(target, source) + num_bytes and c + size > 0
+        ]
+        for chunk in touched:
+            for address in (target, source):
+                assert not address < chunk < address + num_bytes, "a copy across two pinned chunks"
+        self.log.append("copy")
+        self.run(stream, lambda: ctypes.memmove(target, source, num_bytes) and None)
+
+    def move(self, stream: SimulatedStream, move: Move) -> None:
+        self._count()
+        self.log.append("staged" if move.is_staged else "direct")
+        self.run(stream, lambda: self._execute(move))
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        if self.most_pins is not None and len(self.pinned) >= self.most_pins:
+            raise PinError(self.pin_status, "simulated")
+        assert address not in self.pinned
+        self.pinned[address] = num_bytes
+
+    def unpin(self, address: int) -> None:
+        with self.changed:
+            assert not any(stream.work for stream in self.streams), "unpinned while work is queued"
+        del self.pinned[address]
+
+    def is_capturing(self) -> bool:
+        return self.captures
+
+    # --- inside
+
+    def _count(self) -> None:
+        if self.fail_after is not None:
+            self.fail_after -= 1
+            if self.fail_after < 0:
+                raise RuntimeError("launch refused")
+
+    def _work(self) -> None:
+        while True:
+            with self.changed:
+                ready = self._ready()
+                while not ready:
+                    if not self.is_open:
+                        return
+                    self.changed.wait()
+                    ready = self._ready()
+                stream = self.rng.choice(ready)
+                action = stream.work[0][1]
+            try:
+                action()
+            except Exception as fault:
+                with self.changed:
+                    self.dead = fault
+                    self.changed.notify_all()
+                return
+            with self.changed:
+                stream.work.popleft()
+                self.changed.notify_all()
+
+    def _ready(self) -> list[SimulatedStream]:
+        if self.is_held and self.is_open:
+            return []
+        return [stream for stream in self.streams if stream.work and stream.work[0][0]()]
+
+    def _execute(self, move: Move) -> None:
+        word = move.word_bytes
+        assert word in (1, 2, 4, 8)
+        planes = _table(move.planes, (move.first_plane + move.num_planes) * 4).reshape(-1, 4)[
+            move.first_plane :
+        ]
+        spans = _table(move.job, (move.first_span + move.num_spans) * SPAN_FIELDS).reshape(-1, SPAN_FIELDS)
+        spans = spans[move.first_span :]
+        for payload, num_tokens, first, length, slot_at, before in spans.tolist():
+            slots = _table(move.job + 8 * (move.slots_at + slot_at), length).tolist()
+            base = payload
+            if move.is_staged:
+                base = move.ring + word * (
+                    (before - int(spans[0, 5])) * move.group_words - num_tokens * move.offset0
+                )
+            for address, stride, words, offset in planes.tolist():
+                assert length * words <= move.longest_run
+                for token, slot in enumerate(slots):
+                    if not 0 <= slot < move.num_slots:
+                        ctypes.c_int64.from_address(move.job + 8 * move.fault_at).value = 1
+                        continue
+                    linear = base + word * (num_tokens * offset + (first + token) * words)
+                    page = address + word * slot * stride
+                    target, source = (page, linear) if move.to_device else (linear, page)
+                    if not move.is_staged:
+                        assert any(c <= linear < c + size for c, size in self.pinned.items()), "not pinned"
+                    ctypes.memmove(target, source, words * word)
+
+
+def _table(address: int, count: int) -> Any:
+    if count == 0:
+        return np.empty(0, dtype=np.int64)
+    return np.frombuffer((ctypes.c_int64 * count).from_address(address), dtype=np.int64).copy()

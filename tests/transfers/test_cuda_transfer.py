@@ -1,0 +1,486 @@
+"""CudaTransfer on a simulated device: the order of streams and events, under random interleaving."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flexkv_core.errors import TransferError
+from flexkv_core.layout import BlockLayout, kv_layout
+from flexkv_core.metrics import Metrics
+from flexkv_core.transfer import BlockSpan, Fence, Ticket
+from flexkv_core.transfers.cuda_copy import CudaCopyConfig, CudaTransfer
+from flexkv_core.transfers.gpu import PinError
+from tests.support.simulated_gpu import SimulatedGpu, SimulatedStream
+from tests.support.transfer_pools import (
+    DEADLINE_S,
+    LAYOUTS,
+    HeldFence,
+    make_job,
+    make_planes,
+    make_pool,
+    payload,
+    random_spans,
+    run_of,
+    snapshot,
+    take,
+    whole,
+)
+
+NUM_SLOTS = 300
+SEED = 7
+
+
+class Bench:
+    """A simulated device with a forward stream, a pool, a region and a transfer."""
+
+    def __init__(
+        self, layout: BlockLayout, config: CudaCopyConfig, *, seed: int = SEED, gap: int = 0, blocks: int = 10
+    ) -> None:
+        self.layout = layout
+        self.gpu = SimulatedGpu(seed)
+        self.forward: SimulatedStream = self.gpu.stream()
+        self.planes = make_planes(layout, NUM_SLOTS, seed, gap=gap)
+        self.metrics = Metrics()
+        self.transfer = CudaTransfer(
+            self.planes, streams=lambda: [self.forward], config=config, metrics=self.metrics, gpu=self.gpu
+        )
+        self.threads = [way.waiter._thread for way in self.transfer._ways.values()]
+        self.region, self.pool = make_pool(layout, blocks)
+        self.transfer.register(self.region)
+        self.number = 0
+
+    def submit(
+        self,
+        direction: str,
+        spans: list[BlockSpan],
+        slots: list[int],
+        *,
+        layerwise: bool = False,
+        after: Fence | None = None,
+    ) -> Ticket:
+        self.number += 1
+        job = make_job(self.number, spans, slots, after or self.transfer.fence(), layerwise=layerwise)
+        ticket: Ticket = getattr(self.transfer, direction)(job)
+        return ticket
+
+    def run(
+        self, direction: str, spans: list[BlockSpan], slots: list[int], *, layerwise: bool = False
+    ) -> Ticket:
+        ticket = self.submit(direction, spans, slots, layerwise=layerwise)
+        assert ticket.wait(DEADLINE_S)
+        assert ticket.error is None
+        return ticket
+
+    def close(self) -> None:
+        self.transfer.close()
+        self.transfer.close()
+        self.gpu.drain(self.forward)
+        del self.pool
+        self.region.close()
+        assert not self.gpu.pinned
+        self.gpu.close()
+        ways = [self.transfer._thread, *self.threads]
+        assert not [thread.name for thread in ways if thread.is_alive()]
+
+
+SMALL_RING = {
+    "ring_bytes": 4096 * 4,
+    "ring_parts": 2,
+    "store_window_bytes": 6000,
+    "pin_chunk_bytes": 3 * 4096,
+}
+CONFIGS = {
+    "direct": CudaCopyConfig(method="direct", batch_bytes=5000),
+    "staged": CudaCopyConfig(method="staged", **SMALL_RING),  # type: ignore[arg-type] # numbers by name
+    "mixed": CudaCopyConfig(
+        load_staged_bytes=4000, store_staged_bytes=4000, load_window_bytes=9000, **SMALL_RING
+    ),  # type: ignore[arg-type] # numbers by name
+}
+
+
+@pytest.fixture(params=list(CONFIGS))
+def config(request: pytest.FixtureRequest) -> CudaCopyConfig:
+    return CONFIGS[request.param]
+
+
+def check_host(bench: Bench, spans: list[BlockSpan], slots: list[int], rows: list[np.ndarray]) -> None:
+    at = 0
+    for span in spans:
+        run = slots[at : at + span.last - span.first]
+        at += len(run)
+        for plane, wanted in payload(bench.layout, rows, run).items():
+            assert bytes(run_of(bench.layout, span, plane)) == wanted, (span, plane)
+
+
+def round_trip(bench: Bench, rng: random.Random, count: int, *, layerwise: bool) -> None:
+    spans, slots = random_spans(bench.layout, bench.pool, NUM_SLOTS, rng, count)
+    rows = snapshot(bench.planes)
+    around = [bytes(span.slot.view) for span in spans]
+    bench.run("store", spans, slots)
+    check_host(bench, spans, slots, rows)
+    for span, before in zip(spans, around, strict=True):
+        check_rest(bench.layout, span, before)
+    for tensor in bench.planes.planes:
+        tensor.zero_()
+    ticket = bench.run("load", spans, slots, layerwise=layerwise)
+    assert ticket.is_layer_ready(bench.layout.num_layers - 1)
+    for tensor, before_rows in zip(bench.planes.planes, rows, strict=True):
+        wanted = np.zeros_like(before_rows)
+        wanted[slots] = before_rows[slots]
+        np.testing.assert_array_equal(tensor.numpy(), wanted)
+    for span in spans:
+        bench.pool.give([span.slot.index])
+
+
+def check_rest(layout: BlockLayout, span: BlockSpan, before: bytes) -> None:
+    """A store wrote nothing of the slot but its run."""
+    now = bytearray(span.slot.view)
+    at = layout.header_bytes
+    for plane in layout.planes:
+        run = slice(at + span.first * plane.row_bytes, at + span.last * plane.row_bytes)
+        now[run] = before[run]
+        at += span.num_tokens * plane.row_bytes
+    assert bytes(now) == before
+
+
+@pytest.mark.parametrize("gap", [0, 24], ids=["packed", "strided"])
+@pytest.mark.parametrize("layerwise", [False, True], ids=["whole", "layerwise"])
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_every_byte_comes_back(name: str, gap: int, layerwise: bool, config: CudaCopyConfig) -> None:
+    bench = Bench(LAYOUTS[name], config, gap=gap)
+    for seed in range(3):
+        round_trip(bench, random.Random(seed), 10, layerwise=layerwise)
+    bench.run("store", [], [])
+    bench.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_any_job_survives_any_interleaving(data: st.DataObject) -> None:
+    layout = kv_layout(
+        num_layers=data.draw(st.integers(1, 5)),
+        row_bytes=data.draw(st.lists(st.integers(1, 80), min_size=1, max_size=2)),
+        block_tokens=data.draw(st.integers(1, 9)),
+    )
+    config = CudaCopyConfig(
+        method=data.draw(st.sampled_from(["direct", "staged", "auto"])),
+        load_staged_bytes=data.draw(st.integers(0, 3000)),
+        store_staged_bytes=data.draw(st.integers(0, 3000)),
+        ring_bytes=4096 * data.draw(st.integers(1, 3)),
+        ring_parts=data.draw(st.integers(1, 3)),
+        batch_bytes=data.draw(st.integers(1, 4000)),
+        load_window_bytes=data.draw(st.none() | st.integers(1, 3000)),
+        store_window_bytes=data.draw(st.none() | st.integers(1, 3000)),
+        pin_chunk_bytes=8192 + 4096 * data.draw(st.integers(0, 4)),
+    )
+    seed, gap = data.draw(st.integers(0, 1 << 32)), data.draw(st.integers(0, 5))
+    count, layerwise = data.draw(st.integers(0, 10)), data.draw(st.booleans())
+    bench = Bench(layout, config, seed=seed, gap=gap)
+    round_trip(bench, random.Random(seed), count, layerwise=layerwise)
+    bench.close()
+
+
+def test_the_way_follows_from_size_and_shape() -> None:
+    layout = LAYOUTS["kv"]
+    bench = Bench(layout, CudaCopyConfig(load_staged_bytes=10 * layout.block_bytes, store_staged_bytes=1))
+    spans = [whole(slot, 8) for slot in take(bench.pool, 10)]
+    bench.gpu.log.clear()
+    bench.run("load", spans[:9], list(range(72)))
+    assert bench.gpu.log == ["direct"]
+    bench.gpu.log.clear()
+    bench.run("load", spans, list(range(80)))
+    assert set(bench.gpu.log) == {"staged", "copy"}
+    bench.gpu.log.clear()
+    bench.run("store", [BlockSpan(spans[0].slot, 8, 2, 5)], [1, 2, 3])
+    assert bench.gpu.log == ["direct"]
+    del spans
+    bench.close()
+
+
+def test_thresholds_are_measured_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flexkv_core.transfers.measure._SIZES", (4096, 30_000))
+    bench = Bench(LAYOUTS["kv"], CudaCopyConfig(ring_bytes=1 << 16))
+    round_trip(bench, random.Random(SEED), 10, layerwise=False)
+    bench.close()
+
+
+def test_a_store_sees_what_the_forward_pass_before_it_wrote(config: CudaCopyConfig) -> None:
+    """HS-1: the pass is queued, not run, when the store is."""
+    bench = Bench(LAYOUTS["kv"], config)
+    spans, slots = [whole(slot, 8) for slot in take(bench.pool, 4)], list(range(32))
+    bench.gpu.hold()
+    bench.gpu.run(bench.forward, lambda: [plane.fill_(0x11) for plane in bench.planes.planes] and None)
+    ticket = bench.submit("store", spans, slots)
+    bench.gpu.run(bench.forward, lambda: None)
+    assert not ticket.wait(0.02)
+    bench.gpu.go()
+    assert ticket.wait(DEADLINE_S)
+    rows = [np.full((NUM_SLOTS, 64), 0x11, dtype=np.uint8)] * len(bench.planes.planes)
+    check_host(bench, spans, slots, rows)
+    del spans, ticket
+    bench.close()
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_a_load_is_behind_every_pass_that_was_queued_before_it(
+    config: CudaCopyConfig, layerwise: bool
+) -> None:
+    """HS-2: even one that was queued after the fence was taken writes before the load, not after."""
+    bench = Bench(LAYOUTS["kv"], config)
+    spans, slots = [whole(slot, 8) for slot in take(bench.pool, 4)], list(range(32))
+    for plane in bench.planes.planes:
+        plane.fill_(0x22)
+    bench.run("store", spans, slots)
+    bench.gpu.hold()
+    early = bench.transfer.fence()
+    bench.gpu.run(bench.forward, lambda: [plane.fill_(0x33) for plane in bench.planes.planes] and None)
+    ticket = bench.submit("load", spans, slots, layerwise=layerwise, after=early)
+    bench.gpu.go()
+    assert ticket.wait(DEADLINE_S)
+    for plane in bench.planes.planes:
+        assert bool((plane[:32] == 0x22).all())
+        assert bool((plane[32:] == 0x33).all())
+    del spans, ticket
+    bench.close()
+
+
+@pytest.mark.parametrize("by_layer", [False, True])
+def test_the_engine_is_ordered_behind_a_load_without_waiting(config: CudaCopyConfig, by_layer: bool) -> None:
+    bench = Bench(LAYOUTS["kv"], config)
+    spans, slots = [whole(slot, 8) for slot in take(bench.pool, 4)], list(range(32))
+    rows = snapshot(bench.planes)
+    bench.run("store", spans, slots)
+    for plane in bench.planes.planes:
+        plane.zero_()
+    if config.load_window_bytes is None:
+        bench.gpu.hold()
+    ticket = bench.submit("load", spans, slots, layerwise=by_layer)
+    seen: dict[int, bytes] = {}
+    for layer in range(3):
+        ordered = ticket.order_layer(layer, DEADLINE_S) if by_layer else ticket.order_layer(2, DEADLINE_S)
+        assert ordered
+        bench.gpu.run(
+            bench.forward,
+            lambda at=layer: seen.update({at: bench.planes.planes[2 * at][:32].numpy().tobytes()}),
+        )
+    if config.load_window_bytes is None:
+        assert not ticket.is_over
+        assert ticket.order_behind()
+    bench.gpu.go()
+    assert ticket.wait(DEADLINE_S)
+    bench.gpu.drain(bench.forward)
+    assert seen == {layer: rows[2 * layer][:32].tobytes() for layer in range(3)}
+    assert ticket.order_behind()
+    del spans, ticket
+    bench.close()
+
+
+def test_ordering_is_refused_where_it_cannot_be_done() -> None:
+    bench = Bench(LAYOUTS["kv"], CudaCopyConfig(method="direct", submit_wait_s=0.001))
+    span = whole(take(bench.pool, 1)[0], 8)
+    fence = HeldFence()
+    ticket = bench.submit("load", [span], list(range(8)), after=fence)
+    assert not ticket.order_behind()
+    fence.gate.set()
+    assert ticket.wait(DEADLINE_S)
+    assert ticket.order_behind()
+    bench.gpu.captures = True
+    assert ticket.order_layer(0, 0.0)
+    bench.gpu.hold()
+    second = bench.submit("load", [span], list(range(8)))
+    assert not second.order_layer(0, DEADLINE_S)
+    bench.gpu.go()
+    assert second.wait(DEADLINE_S)
+    del span, ticket, second
+    bench.close()
+
+
+def test_device_slots_may_lie_on_the_device() -> None:
+    """They are read there, behind what makes them, and checked by the kernel."""
+    bench = Bench(LAYOUTS["kv"], CONFIGS["staged"])
+    bench.gpu.holds_tensors = True
+    spans = [whole(slot, 8) for slot in take(bench.pool, 2)]
+    slots = torch.full((16,), -1)
+    rows = snapshot(bench.planes)
+    bench.gpu.hold()
+    bench.gpu.run(bench.forward, lambda: slots.copy_(torch.arange(20, 36)) is None)
+    ticket = bench.transfer.store(make_job(1, spans, slots))
+    bench.gpu.go()
+    assert ticket.wait(DEADLINE_S)
+    assert ticket.is_ok
+    check_host(bench, spans, list(range(20, 36)), rows)
+    slots[3] = NUM_SLOTS
+    late = bench.transfer.store(make_job(2, spans, slots))
+    assert late.wait(DEADLINE_S)
+    assert "beyond the pool" in str(late.error)
+    with pytest.raises(TransferError, match="16 tokens"):
+        bench.transfer.store(make_job(3, spans, slots[:9]))
+    del spans, ticket, late
+    bench.close()
+
+
+def test_a_foreign_fence_is_waited_for_by_the_worker() -> None:
+    bench = Bench(LAYOUTS["kv"], CONFIGS["staged"])
+    span = whole(take(bench.pool, 1)[0], 8)
+    before = bytes(span.slot.view)
+    fence = HeldFence()
+    ticket = bench.submit("store", [span], list(range(8)), after=fence)
+    bench.run("load", [], [])
+    assert not ticket.is_over
+    assert bytes(span.slot.view) == before
+    fence.gate.set()
+    assert ticket.wait(DEADLINE_S)
+    assert ticket.is_ok
+    del span, ticket
+    bench.close()
+
+
+def test_a_load_does_not_wait_for_the_window_of_the_stores() -> None:
+    bench = Bench(LAYOUTS["kv"], CONFIGS["staged"])
+    slots = take(bench.pool, 10)
+    gate = threading.Event()
+    bench.gpu.run(bench.forward, lambda: gate.wait(DEADLINE_S) and None)
+    stores = [
+        bench.submit("store", [whole(slot, 8) for slot in slots[:9]], list(range(72))) for _ in range(3)
+    ]
+    quiet: SimulatedStream = bench.gpu.stream()
+    bench.forward, held = quiet, bench.forward
+    load = bench.submit("load", [whole(slots[9], 8)], list(range(100, 108)))
+    assert load.order_layer(2, DEADLINE_S)
+    assert not any(ticket.is_over for ticket in stores)
+    gate.set()
+    assert all(ticket.wait(DEADLINE_S) and ticket.is_ok for ticket in [*stores, load])
+    bench.gpu.drain(held)
+    del slots, stores, load
+    bench.close()
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("direction", ["load", "store"])
+def test_a_launch_that_fails_ends_its_copy_after_all_has_come_to_rest(direction: str, after: int) -> None:
+    bench = Bench(LAYOUTS["kv"], CONFIGS["staged"])
+    spans = [whole(slot, 8) for slot in take(bench.pool, 8)]
+    bench.gpu.fail_after = after
+    ticket = bench.submit(direction, spans, list(range(64)))
+    assert ticket.wait(DEADLINE_S)
+    assert ticket.error is not None
+    assert "launch refused" in str(ticket.error)
+    assert not ticket.order_behind()
+    bench.gpu.fail_after = None
+    for span in spans:
+        bench.pool.give([span.slot.index])
+    round_trip(bench, random.Random(SEED), 10, layerwise=False)
+    del spans, ticket
+    bench.close()
+
+
+def test_a_device_that_dies_fails_the_copies_under_way() -> None:
+    bench = Bench(LAYOUTS["kv"], CONFIGS["direct"])
+    span = whole(take(bench.pool, 1)[0], 8)
+    bench.gpu.hold()
+    bench.gpu.run(bench.forward, lambda: ctypes.c_int.from_buffer(b"") and None)
+    ticket = bench.submit("store", [span], list(range(8)))
+    bench.gpu.go()
+    assert ticket.wait(DEADLINE_S)
+    assert ticket.error is not None
+    with pytest.raises(RuntimeError, match="device has failed"):
+        bench.submit("store", [span], list(range(8)))
+    bench.transfer.close()
+    bench.gpu.close()
+
+
+def test_close_waits_for_what_runs_and_fails_what_is_queued() -> None:
+    bench = Bench(LAYOUTS["kv"], CONFIGS["direct"])
+    slots = take(bench.pool, 3)
+    bench.gpu.hold()
+    running = bench.submit("store", [whole(slots[0], 8)], list(range(8)))
+    assert running.order_layer(2, DEADLINE_S)
+    queued = bench.submit("store", [whole(slots[1], 8)], list(range(8)), after=HeldFence())
+    closer = threading.Thread(target=bench.transfer.close)
+    closer.start()
+    assert queued.wait(DEADLINE_S)
+    assert "closed" in str(queued.error)
+    assert not running.is_over
+    bench.gpu.go()
+    closer.join(DEADLINE_S)
+    assert running.is_ok
+    with pytest.raises(TransferError, match="closed"):
+        bench.submit("load", [whole(slots[2], 8)], list(range(8)))
+    del slots, running, queued
+    bench.close()
+
+
+@pytest.fixture
+def unpinnable() -> Iterator[SimulatedGpu]:
+    gpu = SimulatedGpu(SEED)
+    gpu.most_pins = 2
+    yield gpu
+    gpu.close()
+
+
+def test_a_region_that_cannot_be_pinned_is_rolled_back_and_refused(unpinnable: SimulatedGpu) -> None:
+    layout = LAYOUTS["kv"]
+    config = CudaCopyConfig(method="direct", pin="require", pin_chunk_bytes=4096)
+    stream = unpinnable.stream()
+    transfer = CudaTransfer(
+        make_planes(layout, 9, 1), streams=lambda: [stream], config=config, gpu=unpinnable
+    )
+    region, _ = make_pool(layout, 2)
+    with pytest.raises(PinError, match="cannot be locked") as caught:
+        transfer.register(region)
+    assert caught.value.status == 2
+    assert not unpinnable.pinned
+    assert not region.on_close
+    unpinnable.pin_status = 100
+    with pytest.raises(PinError, match="CUDA_VISIBLE_DEVICES"):
+        transfer.register(region)
+    transfer.close()
+    region.close()
+
+
+def test_without_pinning_all_goes_through_the_ring(
+    unpinnable: SimulatedGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout = LAYOUTS["unequal"]
+    unpinnable.most_pins = 0
+    bench = Bench.__new__(Bench)
+    bench.layout, bench.gpu, bench.number = layout, unpinnable, 0
+    bench.forward = unpinnable.stream()
+    bench.planes = make_planes(layout, NUM_SLOTS, SEED)
+    bench.metrics = Metrics()
+    bench.transfer = CudaTransfer(
+        bench.planes, streams=lambda: [bench.forward], metrics=bench.metrics, gpu=unpinnable
+    )
+    bench.region, bench.pool = make_pool(layout, 10)
+    bench.transfer.register(bench.region)
+    assert "not pinned" in caplog.text
+    assert bench.metrics.snapshot()["host_pinned"] == 0
+    round_trip(bench, random.Random(SEED), 10, layerwise=False)
+    assert "direct" not in unpinnable.log
+    bench.transfer.close()
+    del bench.pool
+    bench.region.close()
+
+
+def test_pinned_memory_is_measured_and_unpinned_when_the_region_closes() -> None:
+    bench = Bench(LAYOUTS["kv"], CONFIGS["staged"])
+    assert bench.metrics.snapshot()["host_pinned"] == 1
+    assert sorted(bench.gpu.pinned) == list(
+        range(bench.region.address, bench.region.address + bench.region.num_bytes, 3 * 4096)
+    )
+    del bench.pool
+    region = bench.region
+    bench.region, bench.pool = make_pool(bench.layout, 1)
+    region.close()
+    assert not region.is_open
+    assert not bench.gpu.pinned
+    bench.close()
