@@ -97,7 +97,10 @@ class S3Config(Model):
     @field_validator("prefix")
     @classmethod
     def _prefix_has_no_empty_parts(cls, value: str) -> str:
-        return "/".join(part for part in value.split("/") if part)
+        parts = [part for part in value.split("/") if part]
+        if {".", ".."} & set(parts):
+            raise ValueError("must not have . or .. between its slashes")
+        return "/".join(parts)
 
     @field_validator("endpoint_url")
     @classmethod

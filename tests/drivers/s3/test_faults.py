@@ -1,0 +1,335 @@
+"""Servers and networks that misbehave: each a named outcome, in bounded time, and then it works again."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import time
+from contextlib import closing
+
+import pytest
+
+from flexkv_core import (
+    Status,
+    TierAccessError,
+    TierTimeoutError,
+    TierUnavailableError,
+)
+from tests.support.s3_stub import StubS3
+
+SEED = 20240817
+
+
+def values(count: int, num_bytes: int = 100_000) -> tuple[list[bytes], list[memoryview]]:
+    chance = random.Random(SEED)
+    keys = [chance.randbytes(32) for _ in range(count)]
+    return keys, [memoryview(chance.randbytes(num_bytes)) for _ in range(count)]
+
+
+def buffers(count: int, num_bytes: int = 1 << 20) -> list[memoryview]:
+    return [memoryview(bytearray(num_bytes)) for _ in range(count)]
+
+
+def statuses(outcomes):
+    return [outcome.status for outcome in outcomes]
+
+
+def cut_after(num_bytes, *, announce=None):
+    """Send the head and some of the body, then reset the connection."""
+
+    def how(handler):
+        handler.body()
+        value = handler.value()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(value) if announce is None else announce))
+        handler.end_headers()
+        handler.wfile.write(value[:num_bytes])
+        handler.wfile.flush()
+        handler.close_connection = True
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    return how
+
+
+def end_after(num_bytes):
+    """Send the head and some of the body, then end the connection in good order."""
+
+    def how(handler):
+        value = handler.value()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(value)))
+        handler.end_headers()
+        handler.wfile.write(value[:num_bytes])
+        handler.close_connection = True
+
+    return how
+
+
+def trickle(handler):
+    """One byte every few milliseconds, for ever: no silence is ever long."""
+    handler.body()
+    handler.send_response(200)
+    handler.send_header("Content-Length", "100000")
+    handler.end_headers()
+    try:
+        for _ in range(100_000):
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+            time.sleep(0.02)
+    except OSError:
+        handler.close_connection = True
+
+
+def refuse(status, code, **headers):
+    def how(handler):
+        handler.body()
+        handler.refuse(status, code, **headers)
+
+    return how
+
+
+@pytest.mark.parametrize("how", [cut_after(30_000), end_after(30_000), cut_after(0), end_after(99_999)])
+def test_body_that_breaks_off_fails_one_key_only(stub, open_tier, how):
+    tier = open_tier()
+    keys, data = values(4)
+    tier.store(keys, data)
+    stub.treat("GET", keys[1].hex(), how)
+    into = buffers(4)
+    outcomes = tier.load(keys, into)
+    assert statuses(outcomes) == [Status.OK, Status.UNAVAILABLE, Status.OK, Status.OK]
+    assert outcomes[1].reason
+    assert [bytes(into[i][:100_000]) == data[i] for i in (0, 2, 3)] == [True] * 3
+    stub.behave()
+    assert statuses(tier.load(keys, into)) == [Status.OK] * 4
+
+
+def test_every_connection_that_breaks_ends_the_call(stub, open_tier):
+    tier = open_tier(requests_per_call=1)
+    keys, data = values(40)
+    tier.store(keys, data)
+    before = stub.count("GET", "/blocks/")
+    stub.treat("GET", "/blocks/", end_after(10))
+    outcomes = tier.load(keys, buffers(40))
+    assert set(statuses(outcomes)) == {Status.UNAVAILABLE}
+    assert "not tried" in outcomes[-1].reason
+    assert stub.count("GET", "/blocks/") - before <= 4
+
+
+def test_server_that_trickles_is_bounded_by_the_request_timeout(stub, open_tier):
+    tier = open_tier(request_timeout_s=0.6, requests_per_call=2)
+    keys, data = values(6)
+    tier.store(keys, data)
+    stub.treat("GET", "/blocks/", trickle)
+    began = time.monotonic()
+    outcomes = tier.load(keys, buffers(6))
+    assert set(statuses(outcomes)) == {Status.TIMEOUT}
+    assert time.monotonic() - began < 5
+    stub.behave()
+    assert statuses(tier.load(keys, buffers(6))) == [Status.OK] * 6
+
+
+def test_listing_that_trickles_is_bounded_too(stub, open_tier):
+    tier = open_tier(request_timeout_s=0.6)
+    stub.treat("GET", "list-type", trickle)
+    began = time.monotonic()
+    with pytest.raises(TierTimeoutError):
+        tier.lookup([bytes(32)])
+    assert time.monotonic() - began < 5
+    began = time.monotonic()
+    assert statuses(tier.lookup([bytes(32)])) == [Status.MISS]
+    assert time.monotonic() - began < 0.5, "a store that does not answer is not asked at once again"
+
+
+def test_black_hole(stub, open_tier):
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(1)
+        began = time.monotonic()
+        with pytest.raises(TierTimeoutError, match="no answer in time|no connection"):
+            open_tier(endpoint_url=f"http://127.0.0.1:{hole.getsockname()[1]}", read_timeout_s=0.3)
+        assert time.monotonic() - began < 5
+
+
+def test_object_longer_than_the_buffer_is_corrupt_and_not_read(stub, open_tier):
+    tier = open_tier()
+    keys, data = values(2)
+    tier.store(keys, data)
+    for name in list(stub.objects):
+        if keys[0].hex() in name:
+            stub.objects[name] = bytes((1 << 20) + 1)
+    outcomes = tier.load(keys, buffers(2))
+    assert statuses(outcomes) == [Status.CORRUPT, Status.OK]
+
+
+def test_body_without_a_length(stub, open_tier):
+    def chunked(handler):
+        value = handler.value()
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for start in range(0, len(value), 7000):
+            piece = value[start : start + 7000]
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+        handler.wfile.write(b"0\r\n\r\n")
+
+    tier = open_tier()
+    keys, data = values(2)
+    tier.store(keys, data)
+    stub.treat("GET", "/blocks/", chunked)
+    into = buffers(1)
+    assert tier.load(keys[:1], into)[0].num_bytes == 100_000
+    assert into[0][:100_000] == data[0]
+    assert statuses(tier.load(keys[1:], buffers(1, 99_999))) == [Status.CORRUPT]
+
+
+def test_announced_length_that_is_too_long_times_out(stub, open_tier):
+    def lies(handler):
+        value = handler.value()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(value) + 5))
+        handler.end_headers()
+        handler.wfile.write(value)
+
+    tier = open_tier(read_timeout_s=0.4)
+    keys, data = values(1)
+    tier.store(keys, data)
+    stub.treat("GET", "/blocks/", lies)
+    assert statuses(tier.load(keys, buffers(1))) == [Status.TIMEOUT]
+
+
+def test_announced_length_that_is_too_short_leaves_nothing_for_the_next(stub, open_tier):
+    def lies(handler):
+        value = handler.value()
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(value) - 5))
+        handler.end_headers()
+        handler.wfile.write(value)
+
+    tier = open_tier(requests_per_call=1)
+    keys, data = values(3)
+    tier.store(keys, data)
+    stub.treat("GET", keys[0].hex(), lies)
+    into = buffers(3)
+    outcomes = tier.load(keys, into)
+    assert outcomes[0].num_bytes == 99_995, "a short value is the core's to reject, by its header"
+    assert statuses(outcomes[1:]) == [Status.OK] * 2
+    assert into[1][:100_000] == data[1]
+
+
+def test_overloaded_server_ends_the_call_and_is_asked_again_later(stub, open_tier):
+    tier = open_tier(requests_per_call=1)
+    keys, data = values(8)
+    tier.store(keys, data)
+    before = stub.count("GET", "/blocks/")
+    stub.treat("GET", "/blocks/", refuse(503, "SlowDown"), times=1)
+    with pytest.raises(TierUnavailableError, match="overloaded"):
+        tier.load(keys, buffers(8))
+    assert stub.count("GET", "/blocks/") == before + 1, "no retry here: that is the core's"
+    assert statuses(tier.load(keys, buffers(8))) == [Status.OK] * 8
+
+
+def test_overload_in_the_middle_keeps_what_was_read(stub, open_tier):
+    tier = open_tier(requests_per_call=1)
+    keys, data = values(5)
+    tier.store(keys, data)
+    stub.treat("GET", keys[2].hex(), refuse(503, "SlowDown"))
+    outcomes = tier.load(keys, buffers(5))
+    assert statuses(outcomes) == [Status.OK] * 2 + [Status.UNAVAILABLE] * 3
+
+
+def test_refused_store_is_answered_before_the_body_was_read(stub, open_tier):
+    def hasty(handler):
+        handler.refuse(403, "AccessDenied")
+        handler.wfile.flush()
+        handler.close_connection = True
+
+    tier = open_tier(value_bytes=32 << 20)
+    keys, data = values(1, 24 << 20)
+    stub.treat("PUT", "/blocks/", hasty)
+    with pytest.raises((TierAccessError, TierUnavailableError)):
+        tier.store(keys, data)
+
+
+def test_connections_closed_by_the_server_while_idle_are_not_an_error(stub, open_tier):
+    def last(handler):
+        handler._get(b"")
+        handler.close_connection = True  # without saying so
+
+    tier = open_tier(requests_per_call=1)
+    keys, data = values(6)
+    tier.store(keys, data)
+    stub.treat("GET", "/blocks/", last)
+    for _ in range(3):
+        assert statuses(tier.load(keys, buffers(6))) == [Status.OK] * 6
+
+
+def test_server_without_checksums_or_multi_object_deletion(stub, open_tier):
+    def picky(handler):
+        body = handler.body()
+        names = [name.lower() for name in handler.headers]
+        if any("checksum" in name or "trailer" in name for name in names):
+            handler.refuse(400, "InvalidRequest", "unknown checksum header")
+        elif "aws-chunked" in handler.headers.get("Content-Encoding", ""):
+            handler.refuse(501, "NotImplemented")
+        else:
+            getattr(handler, f"_{handler.command.lower()}")(body)
+
+    for method in ("GET", "PUT", "POST", "DELETE"):
+        stub.treat(method, "/", picky)
+    tier = open_tier()
+    keys, data = values(3)
+    assert statuses(tier.store(keys, data)) == [Status.OK] * 3
+    assert statuses(tier.load(keys, buffers(3))) == [Status.OK] * 3
+    assert statuses(tier.evict(keys)) == [Status.OK] * 3
+    assert not [name for name in stub.objects if "/blocks/" in name]
+
+
+def test_journal_that_cannot_be_written_costs_no_store(stub, open_tier, caplog):
+    tier = open_tier()
+    keys, data = values(2)
+    stub.treat("PUT", "/journal/", refuse(403, "AccessDenied"))
+    assert statuses(tier.store(keys, data)) == [Status.OK] * 2
+    assert "journal" in caplog.text
+    assert statuses(tier.load(keys, buffers(2))) == [Status.OK] * 2
+
+
+def test_error_in_the_middle_of_an_upload_in_parts_leaves_nothing(stub, open_tier):
+    tier = open_tier(value_bytes=16 << 20, multipart_above="5MiB", multipart_part="5MiB")
+    keys, data = values(1, 12 << 20)
+    stub.treat("PUT", "partNumber=2", refuse(500, "InternalError"))
+    assert statuses(tier.store(keys, data)) == [Status.UNAVAILABLE]
+    assert not stub.uploads
+    assert not [name for name in stub.objects if "/blocks/" in name]
+    stub.behave()
+    assert statuses(tier.store(keys, data)) == [Status.OK]
+    into = buffers(1, 16 << 20)
+    assert tier.load(keys, into)[0].num_bytes == 12 << 20
+    assert into[0][: 12 << 20] == data[0]
+
+
+def test_upload_in_parts_that_fails_with_status_200(stub, open_tier):
+    tier = open_tier(value_bytes=16 << 20, multipart_above="5MiB", multipart_part="5MiB")
+    keys, data = values(1, 6 << 20)
+
+    def late(handler):
+        handler.body()
+        handler.answer(200, b"<Error><Code>InternalError</Code><Message>sorry</Message></Error>")
+
+    stub.treat("POST", "uploadId", late)
+    assert statuses(tier.store(keys, data)) == [Status.UNAVAILABLE]
+
+
+def test_server_that_is_restarted(stub, open_tier):
+    tier = open_tier()
+    keys, data = values(2)
+    tier.store(keys, data)
+    stub.close()
+    for call in (lambda: tier.store(keys, data), lambda: tier.load(keys, buffers(2)), tier.check_health):
+        with pytest.raises(TierUnavailableError):
+            call()
+    with closing(StubS3(port=stub.port)) as again:
+        again.objects.update(stub.objects)
+        tier.check_health()
+        assert statuses(tier.load(keys, buffers(2))) == [Status.OK] * 2
+        tier.close()

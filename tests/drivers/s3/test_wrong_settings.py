@@ -1,0 +1,230 @@
+"""Wrong settings fail when the tier is opened, in one line that says what to mend, and without secrets."""
+
+from __future__ import annotations
+
+import datetime
+import http.server
+import ipaddress
+import ssl
+import threading
+
+import pytest
+from pydantic import ValidationError
+
+from flexkv_core import FlexKVError, TierAccessError, TierError, TierUnavailableError
+from flexkv_driver_s3.config import S3Config
+from tests.support.s3_stub import StubS3
+
+
+def refuse(status, code, message="no", **headers):
+    def how(handler):
+        handler.body()
+        handler.refuse(status, code, message, **headers)
+
+    return how
+
+
+ANSWERS = [
+    (404, "NoSuchBucket", TierError, "create it, or mend options.bucket"),
+    (403, "AccessDenied", TierAccessError, "allow s3:ListBucket"),
+    (403, "SignatureDoesNotMatch", TierAccessError, "options.secret_access_key"),
+    (403, "InvalidAccessKeyId", TierAccessError, "options.access_key_id"),
+    (403, "RequestTimeTooSkewed", TierAccessError, "clock"),
+    (400, "ExpiredToken", TierAccessError, "session token"),
+    (301, "PermanentRedirect", TierError, "another region"),
+    (400, "AuthorizationHeaderMalformed", TierError, "another region"),
+    (503, "SlowDown", TierUnavailableError, "overloaded"),
+    (500, "", TierUnavailableError, "overloaded"),
+    (418, "Teapot", TierError, "refuses"),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "error", "words"), ANSWERS)
+def test_what_the_server_says(stub, open_tier, status, code, error, words):
+    stub.treat("GET", "list-type", refuse(status, code))
+    with pytest.raises(error, match=words) as caught:
+        open_tier()
+    assert_one_line(caught.value)
+    assert caught.value.operation == "open"
+    assert caught.value.tier == "far"
+
+
+def test_region_is_named_where_the_server_names_it(stub, open_tier):
+    stub.treat("GET", "list-type", refuse(301, "PermanentRedirect", **{"x-amz-bucket-region": "eu-west-3"}))
+    with pytest.raises(TierError, match="set options.region to eu-west-3"):
+        open_tier()
+
+
+def test_signed_request_that_the_server_finds_expired_is_a_matter_of_clocks(stub, open_tier):
+    stub.treat("GET", "list-type", refuse(403, "AccessDenied", "Request has expired"))
+    with pytest.raises(TierAccessError, match="clock"):
+        open_tier()
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_keys_that_may_only_read(stub, open_tier, method):
+    stub.treat(method, "/", refuse(403, "AccessDenied"))
+    with pytest.raises(TierAccessError, match="PutObject"):
+        open_tier()
+    stub.behave()
+    stub.treat("PUT", "/", refuse(403, "AccessDenied"))
+    assert open_tier(probe="read").check_health() is None
+
+
+ENDPOINTS = [
+    ("http://127.0.0.1:1", "nobody listens"),
+    ("http://no-such-host.invalid", "does not resolve"),
+    ("https://127.0.0.1:{port}", "does the server speak https"),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "words"), ENDPOINTS)
+def test_wrong_endpoints(stub, open_tier, endpoint, words):
+    with pytest.raises(TierUnavailableError, match=words) as caught:
+        open_tier(endpoint_url=endpoint.format(port=stub.port))
+    assert_one_line(caught.value)
+
+
+def test_plain_http_to_a_tls_port(open_tier, tmp_path):
+    server = StubS3(server_tls(tmp_path))
+    try:
+        with pytest.raises(TierUnavailableError, match="expect https"):
+            open_tier(endpoint_url=server.endpoint.replace("https", "http"))
+    finally:
+        server.close()
+
+
+def test_tls_with_an_authority_of_ones_own(open_tier, tmp_path):
+    server = StubS3(server_tls(tmp_path))
+    try:
+        with pytest.raises(TierAccessError, match=r"options\.ca_file"):
+            open_tier(endpoint_url=server.endpoint)
+        tier = open_tier(endpoint_url=server.endpoint, ca_file=tmp_path / "ca.pem")
+        keys, value = [bytes(32), bytes([1]) * 32], memoryview(bytes(range(256)) * 4000)
+        assert all(row.is_ok for row in tier.store(keys, [value, value]))
+        into = [memoryview(bytearray(1 << 20)) for _ in keys]
+        assert all(row.is_ok for row in tier.load(keys, into))
+        assert into[1][: len(value)] == value
+        assert all(row.is_ok for row in tier.evict(keys))
+        with pytest.raises(TierError, match="ca_file cannot be read"):
+            open_tier(endpoint_url=server.endpoint, ca_file=tmp_path / "none.pem")
+        open_tier(endpoint_url=server.endpoint, verify=False).check_health()
+    finally:
+        server.close()
+
+
+def test_server_that_is_no_s3(open_tier):
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html><p>Welcome</html>")
+
+        def log_message(self, *_args):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Page)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        with pytest.raises(TierUnavailableError, match="does not answer as an S3 service"):
+            open_tier(endpoint_url=f"http://127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def test_no_keys_anywhere(open_tier, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(TierAccessError, match="set options.access_key_id"):
+        open_tier(access_key_id=None, secret_access_key=None)
+    with pytest.raises(TierAccessError, match=r"options\.profile"):
+        open_tier(access_key_id=None, secret_access_key=None, profile="nobody")
+
+
+def test_no_probe_opens_without_the_store_and_finds_it_later(stub, open_tier):
+    stub.treat("GET", "list-type", refuse(503, "SlowDown"))
+    tier = open_tier(probe="none")
+    with pytest.raises(TierUnavailableError):
+        tier.lookup([bytes(32)])
+    with pytest.raises(TierUnavailableError):
+        tier.check_health()
+    stub.behave()
+    tier.check_health()
+
+
+FAULTY = [
+    {"bucket": "a b"},
+    {"endpoint_url": "127.0.0.1:9000"},
+    {"endpoint_url": "http://host/path"},
+    {"endpoint_url": "ftp://host"},
+    {"access_key_id": "lonely"},
+    {"session_token": "lonely"},
+    {"prefix": "a?b"},
+    {"prefix": "../up"},
+    {"shard_chars": 5},
+    {"multipart_part": "1MiB"},
+    {"timeout": 3},
+]
+
+
+@pytest.mark.parametrize("options", FAULTY)
+def test_options_that_cannot_be(options):
+    with pytest.raises(ValidationError):
+        S3Config(**{"bucket": "bucket", **options})
+
+
+def test_secrets_stay_secret():
+    config = S3Config(bucket="bucket", access_key_id="key-id", secret_access_key="hush")
+    assert "hush" not in f"{config!r} {config} {config.model_dump_json()}"
+    with pytest.raises(ValidationError) as caught:
+        S3Config(bucket="bucket", secret_access_key="hush")
+    assert "hush" not in str(caught.value)
+
+
+def assert_one_line(error: FlexKVError) -> None:
+    text = str(error)
+    assert "\n" not in text
+    assert "much-too-secret" not in text
+    assert "Signature=" not in text
+
+
+def server_tls(place) -> ssl.SSLContext:
+    """A context for 127.0.0.1 whose authority is written to ``ca.pem``."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (place / "ca.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (place / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(place / "ca.pem", place / "key.pem")
+    return context
