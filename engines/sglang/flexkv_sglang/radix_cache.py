@@ -22,6 +22,7 @@ import torch
 from flexkv_core import EngineError
 from flexkv_core.config import EffectiveConfig
 from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus, Scope
+from flexkv_core.metrics import Metrics
 
 from . import compat
 from .compat import RequestHandle, RequestNamespace
@@ -92,7 +93,8 @@ class FlexKVRadixCache(SeamRadixCache):
         super().__init__(ctx)
         pool = compat.kv_pool(ctx)
         planes = device_planes(pool, config.block_tokens, self.page_size)
-        transfer = open_transfer(planes, ctx)
+        metrics = Metrics()
+        transfer = open_transfer(planes, ctx, metrics)
         self._engine = config.engine
         self._adapters = AdapterDigests(ctx.tp_worker)
         try:
@@ -101,6 +103,7 @@ class FlexKVRadixCache(SeamRadixCache):
                 layout=planes.layout,
                 namespace=model_namespace(ctx, pool, planes.layout),
                 transfer=transfer,
+                metrics=metrics,
                 on_receipt=TransferLog(is_on=config.engine.log_transfers),
                 source=effective.file or "environment",
             )

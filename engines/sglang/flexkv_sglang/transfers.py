@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from flexkv_core import Transfer
+from flexkv_core.metrics import Metrics
 from flexkv_core.transfers.planes import DevicePlanes
 
+from . import compat
 
-def open_transfer(planes: DevicePlanes, ctx: Any) -> Transfer:  # noqa: ARG001 - a GPU needs its streams
+logger = logging.getLogger(__name__)
+
+
+def open_transfer(planes: DevicePlanes, ctx: Any, metrics: Metrics) -> Transfer:
     """Start the transfer for the pool's device.
+
+    On CUDA every fence is taken on both of the engine's streams: the scheduler's, which writes the
+    request's rows, and the model's, which writes KV and may run behind it (HS-1, HS-2, HS-17).
 
     Args:
         planes: The pool.
         ctx: SGLang's ``TreeCacheBuildContext``.
-    """
-    from flexkv_core.transfers.torch_copy import TorchTransfer
+        metrics: Where copies are counted.
 
-    return TorchTransfer(planes)
+    Raises:
+        TransferError: a CUDA device without driver or triton.
+    """
+    if planes.device.type != "cuda":
+        from flexkv_core.transfers.torch_copy import TorchTransfer
+
+        return TorchTransfer(planes)
+    import torch
+
+    from flexkv_core.transfers.cuda_copy import CudaTransfer
+
+    forward = compat.forward_stream(ctx)
+
+    def streams() -> list[Any]:
+        current = torch.cuda.current_stream(planes.device)
+        return [current] if forward is None or forward == current else [current, forward]
+
+    return CudaTransfer(planes, streams=streams, metrics=metrics)
