@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -32,7 +32,7 @@ from .copy_queue import Copy
 from .cuda_ticket import CudaFence, CudaTicket, Streams
 from .gpu import CudaGpu, Event, Gpu, PinError
 from .lane import DeviceJob, Lane, PlaneTable, plane_rows
-from .measure import Thresholds, measure_thresholds
+from .measure import Thresholds, measure_thresholds, warm_up
 from .pieces import CopyLimits, JobTable, Piece, cut, job_table, run_bytes
 from .pinning import pin_region, unpin_chunks
 from .planes import DevicePlanes
@@ -184,8 +184,9 @@ class CudaTransfer(QueuedTransfer):
         config = self.config
         given = config.load_staged_bytes if is_load else config.store_staged_bytes
         if config.method != "auto":
-            return 0 if config.method == "staged" else _NEVER
+            given = 0 if config.method == "staged" else _NEVER
         if given is not None:
+            warm_up(self._gpu, lane, self.layout)
             return given
         blocks = config.load_blocks if is_load else config.store_blocks
         found: Thresholds = measure_thresholds(
@@ -335,7 +336,3 @@ def _drain(lane: Lane) -> None:
     except Exception:  # noqa: BLE001 - clean-up: the device itself has failed, so nothing moves any
         # more, and every copy under way has said so.
         _log.exception("could not wait for the device")
-
-
-CudaStreams = Callable[[], Sequence[torch.cuda.Stream]]
-"""What ``streams`` is on a real device."""

@@ -58,11 +58,23 @@ def choose(rates: tuple[tuple[int, float, float], ...]) -> int:
     return staged_bytes
 
 
+def warm_up(gpu: Gpu, lane: Lane, layout: BlockLayout) -> None:
+    """Compile the kernel now instead of in the first copy, where thresholds are given."""
+    _measure(gpu, lane, layout, (1, 1), (1,))
+
+
 def measure_thresholds(
     gpu: Gpu, lane: Lane, layout: BlockLayout, *, direct_blocks: int, ring_blocks: int
 ) -> Thresholds:
     """Time both ways at a few sizes, in whole blocks; also compiles the kernel."""
-    most = max(1, _SIZES[-1] // layout.block_bytes)
+    return _measure(gpu, lane, layout, (direct_blocks, ring_blocks), _SIZES)
+
+
+def _measure(
+    gpu: Gpu, lane: Lane, layout: BlockLayout, thread_blocks: tuple[int, int], sizes: tuple[int, ...]
+) -> Thresholds:
+    direct_blocks, ring_blocks = thread_blocks
+    most = max(1, sizes[-1] // layout.block_bytes)
     count = min(most, max(1, (192 << 20) // layout.slot_bytes))
     region = HostRegion(count * layout.slot_bytes)
     try:
@@ -73,7 +85,7 @@ def measure_thresholds(
     try:
         planes, keep = _scratch_planes(gpu, lane, layout)
         found = []
-        for size in _SIZES:
+        for size in sizes:
             blocks = min(count, max(1, size // layout.block_bytes))
             table = _table(region.address, layout, blocks)
             run = _runner(lane, layout, table, planes)
