@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from flexkv_core import EngineError
@@ -109,11 +107,8 @@ def read_config(args: Any) -> EffectiveConfig:
         ConfigError: with every finding.
     """
     config = load_config(getattr(args, "flexkv_config_file", None))
-    if config.file:
-        digest = sha256(Path(config.file).read_bytes()).hexdigest()[:12]
-        logger.info("[FlexKV] configuration from %s (sha256 %s)", config.file, digest)
-    else:
-        logger.info("[FlexKV] configuration from the environment and defaults, no file")
+    for line in config.describe():
+        logger.info("[FlexKV] %s", line)
     return config
 
 
