@@ -82,7 +82,7 @@ class S3Config(Model):
         10.0, description="Longest listing at start, seconds; the rest is listed in steps later."
     )
     index_ttl_s: Seconds = Field(
-        2.0, description="Blocks that others stored are found after at most so many seconds (journal)."
+        5.0, description="Blocks that others stored are found after at most so many seconds (journal)."
     )
     relist_every_s: Seconds = Field(
         600.0, gt=0, description="Age at which the listing is begun anew, which also finds deletions."

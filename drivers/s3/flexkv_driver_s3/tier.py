@@ -3,7 +3,8 @@
 What libraries raise is translated by one table, in ``errors``.
 
 Threads: any thread may call.  ``_calls`` (a condition with its lock) covers ``_service``,
-``_num_running`` and ``_is_closed``; nothing that waits for the network is done under it.
+``_num_running`` and ``_is_closed``; nothing that waits for the network is done under it.  ``_is_suspect`` is
+set and cleared by any thread without a lock: its latest writer has the latest news.
 After a fork the child makes locks, connections and a client of its own, before any other thread.
 """
 
@@ -40,6 +41,9 @@ from .service import Service, after_fork
 from .wire import Exchange
 
 _MAX_BATCH = 64
+_MAX_LOOKUP = 4096
+"""Lookups are answered from memory: one call for a long prompt."""
+_DOWN = (Status.UNAVAILABLE, Status.TIMEOUT)
 _FAILURES: tuple[type[Exception], ...] = (CallFailure, *EXPECTED)
 
 
@@ -60,10 +64,12 @@ class S3Tier(Tier):
         self._service: Service | None = None
         self._num_running = 0
         self._is_closed = False
+        self._is_suspect = False
         self.capabilities = TierCapabilities(
             persistent=True,
             shared=True,
             max_batch=_MAX_BATCH,
+            max_lookup=_MAX_LOOKUP,
             max_concurrency=config.max_concurrency,
         )
         _open_tiers.add(self)
@@ -80,9 +86,13 @@ class S3Tier(Tier):
         """Answer from the index; now and then one call brings it up to date first.
 
         A block that another process stored less than ``index_ttl_s`` ago, or that the listing has not
-        come to yet, is a miss.
+        come to yet, is a miss.  After a call that failed, lookups ask the store first, until it answers: a
+        store that is down must not look healthy to a breaker for what is remembered of it.
         """
         with self._call("lookup", len(keys)) as service:
+            if self._is_suspect:
+                service.page(self._names.blocks, limit=1)
+                self._is_suspect = False
             self._catalog.refresh(service)
         return [
             MISS if num_bytes is None else Outcome(Status.OK, num_bytes)
@@ -97,6 +107,7 @@ class S3Tier(Tier):
                 lambda i: service.wire.send("GET", self._names.block(keys[i])),
                 lambda i, exchange: loaded(exchange.read_into(into[i])),
             ).run()
+        self._note(outcomes)
         rows = list(zip(keys, outcomes, strict=True))
         self._catalog.found([(key, row.num_bytes) for key, row in rows if row.is_ok])
         self._catalog.missed([key for key, row in rows if row.status is Status.MISS])
@@ -105,6 +116,7 @@ class S3Tier(Tier):
     def store(self, keys: Sequence[BlockKey], values: Sequence[memoryview]) -> list[Outcome]:
         with self._call("store", len(keys)) as service:
             outcomes = self._put(service, keys, values)
+            self._note(outcomes)
             rows = zip(keys, outcomes, strict=True)
             self._catalog.stored(service, [(key, row.num_bytes) for key, row in rows if row.is_ok])
         return outcomes
@@ -144,6 +156,7 @@ class S3Tier(Tier):
         """Ask the store for a listing of one name."""
         with self._call("lookup") as service:
             service.page(self._names.blocks, limit=1)
+            self._is_suspect = False
 
     def close(self) -> None:
         with self._calls:
@@ -152,6 +165,10 @@ class S3Tier(Tier):
             service, self._service = self._service, None
         if service is not None:
             service.close()
+
+    def _note(self, outcomes: Sequence[Outcome]) -> None:
+        if outcomes:
+            self._is_suspect = any(row.status in _DOWN for row in outcomes)
 
     @contextmanager
     def _call(self, operation: str, num_keys: int = 0) -> Iterator[Service]:
@@ -164,6 +181,7 @@ class S3Tier(Tier):
             yield self._get_service()
         except _FAILURES as exc:
             fault, cause = (exc.fault, exc.cause) if isinstance(exc, CallFailure) else (fault_of(exc), exc)
+            self._is_suspect = True
             line = f"tier {self._name}: {fault.line}"
             raise fault.error(line, tier=self._name, operation=operation, num_keys=num_keys) from cause
         finally:

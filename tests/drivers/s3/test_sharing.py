@@ -128,14 +128,29 @@ def test_long_listing_goes_on_in_steps(stub, open_tier):
     assert len(stub.requests) == before
 
 
-def test_listing_that_fails_in_a_lookup_is_raised_once_and_nothing_is_forgotten(stub, open_tier):
-    tier = open_tier()
+@pytest.mark.parametrize("first", ["lookup", "load", "store"])
+def test_store_that_is_down_does_not_look_healthy_for_what_is_remembered(stub, open_tier, first):
+    tier = open_tier(index_ttl_s=0 if first == "lookup" else 3600)
     keys, data = values(2)
     tier.store(keys, data)
-    stub.treat("GET", "list-type", lambda handler: handler.refuse(503, "SlowDown"))
+    for method in ("GET", "PUT"):
+        stub.treat(method, "/", lambda handler: (handler.body(), handler.refuse(503, "SlowDown")))
+    calls = {
+        "lookup": lambda: tier.lookup(keys),
+        "load": lambda: load_one(tier, keys[0]),
+        "store": lambda: tier.store(keys, data),
+    }
     with pytest.raises(TierUnavailableError):
+        calls[first]()
+    for _ in range(3):
+        with pytest.raises(TierUnavailableError):
+            tier.lookup(keys)
+    stub.behave()
+    assert statuses(tier.lookup(keys)) == [Status.OK] * 2, "and nothing was forgotten"
+    before = len(stub.requests)
+    if first != "lookup":
         tier.lookup(keys)
-    assert statuses(tier.lookup(keys)) == [Status.OK] * 2
+        assert len(stub.requests) == before
 
 
 def test_truncated_and_replaced_objects_are_handed_on_as_they_are(stub, open_tier):
