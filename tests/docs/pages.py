@@ -58,11 +58,6 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def all_blocks(*languages: str) -> list[Block]:
-    """The blocks of all pages in one of these languages."""
-    return [block for page in PAGES for block in blocks(page) if block.language in languages]
-
-
 def prose(page: Path) -> Iterator[str]:
     """The lines of a page outside of its fenced blocks."""
     inside = False
