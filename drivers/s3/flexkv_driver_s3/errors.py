@@ -129,6 +129,10 @@ BY_TYPE: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Faul
         _denied("the server's certificate is not trusted: set options.ca_file, or mend the host name"),
     ),
     ((FileNotFoundError, PermissionError), _wrong("options.ca_file cannot be read")),
+    (
+        (ssl.SSLEOFError, ssl.SSLZeroReturnError),
+        _away("the server ended the TLS connection", is_general=False),
+    ),
     (ssl.SSLError, _away("TLS failed: does the server speak https on this port?")),
     (boto.NoCredentialsError, _denied("no keys found: set options.access_key_id and secret_access_key")),
     (boto.PartialCredentialsError, _denied("the keys found are incomplete")),

@@ -21,6 +21,8 @@ from urllib.parse import urlsplit
 
 from .sockets import Connection, WireLimits
 
+LOST = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""How a connection says that the other side has ended it."""
 _ERROR_BODY_BYTES = 64 << 10
 _TAG = re.compile(rb"<(Code|Message|Region)>([^<]{0,500})</")
 
@@ -84,7 +86,7 @@ class Exchange:
         connection.set_deadline()
         try:
             connection.request(self._method, self._target, self._body)
-        except (BrokenPipeError, ConnectionResetError):
+        except LOST:
             # The server may have answered before it had read the body: the answer says why.
             return
 
@@ -92,7 +94,7 @@ class Exchange:
         self._connection.set_deadline()
         try:
             return self._connection.getresponse()
-        except ConnectionError:
+        except LOST:
             if not self._is_reused:
                 raise
         # The server had closed the idle connection while the request was on its way, so it was not
