@@ -126,13 +126,24 @@ class Link:
         return self.wrapped.breaker.is_up
 
     @property
+    def keeps_stores(self) -> bool:
+        """Whether its policies let stores write to it."""
+        return self.config.write is WritePolicy.THROUGH and not self.config.read_only
+
+    @property
     def takes_stores(self) -> bool:
-        """Whether a store or a promotion writes to it at once."""
-        return (
-            self.config.write is WritePolicy.THROUGH
-            and not self.config.read_only
-            and (self.is_up or self.wrapped.breaker.wants_probe)
-        )
+        """Whether a store writes to it now."""
+        return self.keeps_stores and self._is_reachable
+
+    @property
+    def takes_promotions(self) -> bool:
+        """Whether a block that comes up from below is written to it now."""
+        allowed = self.config.write in (WritePolicy.THROUGH, WritePolicy.AROUND)
+        return allowed and not self.config.read_only and self._is_reachable
+
+    @property
+    def _is_reachable(self) -> bool:
+        return self.is_up or self.wrapped.breaker.wants_probe
 
     def batches(self, count: int, threads: int) -> list[range]:
         """Cut ``count`` keys into calls: as many at once as there are threads, none too long."""

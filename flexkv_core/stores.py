@@ -134,6 +134,9 @@ class Stores:
         self._max_tokens = max_tokens
         self._on_end = on_end
         self._host_link = links[0] if host.direct is not None else None
+        """The tier that lends the slots."""
+        self._kept_in = self._host_link if self._host_link and self._host_link.keeps_stores else None
+        """The same, if blocks that are stored stay in it; otherwise its slots are only lent."""
         self._active: dict[int, StoreJob] = {}
         self._tokens_under_way = 0
         self._backlog_limit = int(host.region.num_bytes * _BACKLOG_SHARE)
@@ -195,7 +198,7 @@ class Stores:
             plan.cut(len(slots))
         if not plan.keys:
             return None
-        host = self._host_link
+        host = self._kept_in
         if host is not None:
             for key, parent, tokens, count in zip(
                 plan.keys, plan.parents, plan.tokens, plan.counts, strict=True
@@ -246,10 +249,10 @@ class Stores:
 
     def _missing(self, keys: Sequence[BlockKey]) -> Sequence[int]:
         """Positions of the keys that a store has to copy from the device."""
-        host = self._host_link
-        if host is not None and host.config.write is not WritePolicy.NEVER:
+        host = self._kept_in
+        if host is not None:
             return self._index.missing(host.number, keys)
-        takers = [link for link in self._links if link.takes_stores]
+        takers = [link for link in self._links if link.takes_stores and link is not self._host_link]
         return [i for i, key in enumerate(keys) if not all(self._has(link, key) for link in takers)]
 
     def _has(self, link: Link, key: BlockKey) -> bool:
@@ -287,7 +290,7 @@ class Stores:
             self._index.unpin(host.number, before)
 
     def _arrived(self, job: StoreJob, now: float) -> None:
-        host, plan, slots = self._host_link, job.plan, job.slots
+        host, plan, slots = self._kept_in, job.plan, job.slots
         if len(self._links) > 1 or host is None:  # a header is written only for what leaves host memory
             for slot in slots:
                 envelope.blank(self._host.pool.view(slot))
@@ -323,7 +326,7 @@ class Stores:
             link.workers.submit(Call(Verb.EVICT, gone, deadline=now + link.config.store_deadline_s))
 
     def _drop(self, job: StoreJob, state: StoreState, now: float) -> None:
-        host = self._host_link
+        host = self._kept_in
         for key, slot in zip(job.plan.keys, job.slots, strict=True):
             if host is not None:
                 self._index.remove(host.number, key)
@@ -360,7 +363,8 @@ class Stores:
 
     def _pass_down(self, passing: Sequence[_Passing], now: float, last: int | None = None) -> None:
         for link in self._links[:last]:
-            if link is self._host_link or not link.takes_stores:
+            takes = link.takes_stores if last is None else link.takes_promotions
+            if link is self._host_link or not takes:
                 continue
             wanted = [
                 block

@@ -111,3 +111,29 @@ def test_a_longer_tail_takes_the_place_of_a_shorter_one(host_world):
     for length in range(1, BLOCK + 1):
         host_world.store(prompt(1, length))
     assert host_world.chain.index.count(0) == 1
+
+
+@pytest.mark.parametrize("policy", [{"write": "never"}, {"write": "around"}, {"read_only": True}])
+def test_a_first_tier_that_takes_no_stores_only_lends_its_slots(policy):
+    below = MemoryTier(context_for(LAYOUT))
+    world = World([(cpu_tier(LAYOUT, 8), policy), (below, {})])
+    tokens = prompt(1, 3 * BLOCK)
+    world.store(tokens)
+    assert world.chain.index.count(0) == 0
+    assert len(below.medium.values) == 3
+    assert world.load(tokens) == len(tokens)
+    assert world.chain.index.count(0) == (3 if policy == {"write": "around"} else 0)
+    world.close()
+
+
+def test_write_around_fills_a_tier_by_promotion_only():
+    slow = MemoryTier(context_for(LAYOUT))
+    between = MemoryTier(context_for(LAYOUT))
+    world = World([(cpu_tier(LAYOUT, 4), {}), (between, {"write": "around"}), (slow, {})])
+    first = prompt(1, 2 * BLOCK)
+    world.store(first)
+    assert len(between.medium.values) == 0
+    world.store(prompt(2, 4 * BLOCK))
+    assert world.load(first) == len(first)
+    assert len(between.medium.values) == 2
+    world.close()
