@@ -107,7 +107,8 @@ def refusal_of(exc: BaseException) -> Refusal | None:
     for kind, code in EXCEPTIONS:
         if isinstance(exc, kind):
             text = str(exc)
-            return Refusal(text if text.startswith(code) else f"{code} {text}")
+            is_whole = text.partition(" ")[0] in REPLIES  # the library cuts off only words that it knows
+            return Refusal(text if is_whole else f"{code} {text}")
     return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 from flexkv_core import DONE, MISS, BufferState, Outcome, Status, failed, loaded
 
 from .faults import fault_of_reply
@@ -34,14 +36,19 @@ def as_load(reply: Reply, room: int) -> Outcome:
     if reply > room:
         # Read off through the buffer, so that the connection can be used on.
         return failed(Status.CORRUPT, f"value of {reply} B, buffer of {room} B", BufferState.UNCERTAIN)
-    return loaded(reply)
+    return _loaded(reply)
 
 
 def as_store(reply: Reply) -> Outcome:
     """A buffer as a value: how many bytes were kept."""
     if isinstance(reply, Refusal):
         return _failed(reply)
-    return Outcome(Status.OK, reply or 0)
+    return _stored(reply or 0)
+
+
+# Values of one layout have one length or two: their outcomes are made once.
+_loaded = lru_cache(maxsize=256)(loaded)
+_stored = lru_cache(maxsize=256)(partial(Outcome, Status.OK))
 
 
 def _refused(line: bytes) -> Outcome:

@@ -122,8 +122,8 @@ class Servers:
         client.close()
 
     def _wire_on(self, connection: Any) -> Wire:
-        sock = getattr(connection, "_sock", None)
-        if isinstance(sock, socket.socket):
+        sock = _socket_of(connection)
+        if sock is not None:
             return RawWire(sock, self._config.timeout_s)
         if self.is_raw:
             self.is_raw = False
@@ -242,6 +242,12 @@ def _tls_options(tls: TlsConfig) -> dict[str, Any]:
 
 def _secret(value: Any) -> str | None:
     return None if value is None else value.get_secret_value()
+
+
+def _socket_of(connection: Any) -> socket.socket | None:
+    # No public name leads to it.  Source: redis-py 5.1 to 8.1, connection.py.
+    sock = getattr(connection, "_sock", None)
+    return sock if isinstance(sock, socket.socket) else None
 
 
 def _take(pool: Any) -> Any:

@@ -6,6 +6,7 @@ import itertools
 import time
 
 from flexkv_core import BufferState, Status
+from flexkv_driver_remote_redis import servers
 from tests.support.redis_server import Proxy, buffer, key, name, value, wait_until
 
 
@@ -143,3 +144,20 @@ def _seconds(work):
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def test_a_library_that_shows_no_socket_is_gone_through(server, open_tier, monkeypatch, caplog):
+    monkeypatch.setattr(servers, "_socket_of", lambda connection: None)
+    tier = open_tier(server.unix_url, ttl_s=100, ttl_refresh=True)
+    assert caplog.text.count("shows no socket") == 1
+    keys, values = [key(i) for i in range(5)], [value(i, 10_000 + i) for i in range(5)]
+    assert [o.num_bytes for o in tier.store(keys, values)] == [len(v) for v in values]
+    assert [o.num_bytes for o in tier.lookup([*keys, key(9)])] == [*map(len, values), 0]
+    into = [buffer(10_003) for _ in keys]
+    outcomes = tier.load(keys, into)
+    assert [o.status for o in outcomes] == [Status.OK] * 4 + [Status.CORRUPT]
+    assert all(view[: o.num_bytes] == v for view, o, v in zip(into[:4], outcomes, values, strict=False))
+    server.ask("LPUSH", name(7), b"a list")
+    assert [o.status for o in tier.load([key(7), key(8)], into[:2])] == [Status.CORRUPT, Status.MISS]
+    assert tier.evict([key(0)])[0].is_ok
+    assert caplog.text.count("shows no socket") == 1
