@@ -58,6 +58,12 @@ class Bench:
         self.transfer.register(self.region)
         self.number = 0
 
+    def forward_pass(self, value: int) -> None:
+        """Queue a slow forward pass that writes ``value`` everywhere."""
+        for _ in range(300):
+            self.gpu.run(self.forward, lambda: None)
+        self.gpu.run(self.forward, lambda: [plane.fill_(value) for plane in self.planes.planes] and None)
+
     def submit(
         self,
         direction: str,
@@ -218,7 +224,7 @@ def test_a_store_sees_what_the_forward_pass_before_it_wrote(config: CudaCopyConf
     bench = Bench(LAYOUTS["kv"], config)
     spans, slots = [whole(slot, 8) for slot in take(bench.pool, 4)], list(range(32))
     bench.gpu.hold()
-    bench.gpu.run(bench.forward, lambda: [plane.fill_(0x11) for plane in bench.planes.planes] and None)
+    bench.forward_pass(0x11)
     ticket = bench.submit("store", spans, slots)
     bench.gpu.run(bench.forward, lambda: None)
     assert not ticket.wait(0.02)
@@ -242,7 +248,7 @@ def test_a_load_is_behind_every_pass_that_was_queued_before_it(
     bench.run("store", spans, slots)
     bench.gpu.hold()
     early = bench.transfer.fence()
-    bench.gpu.run(bench.forward, lambda: [plane.fill_(0x33) for plane in bench.planes.planes] and None)
+    bench.forward_pass(0x33)
     ticket = bench.submit("load", spans, slots, layerwise=layerwise, after=early)
     bench.gpu.go()
     assert ticket.wait(DEADLINE_S)
