@@ -136,6 +136,9 @@ class TierConfig(Model):
         gt=0,
         description="A load that takes longer is a miss, retries included; its buffers are quarantined.",
     )
+    lookup_deadline_s: Seconds = Field(
+        1.0, gt=0, description="A question to a shared tier that takes longer is taken as a miss."
+    )
     store_deadline_s: Seconds = Field(30.0, gt=0, description="A store that takes longer is given up.")
     breaker_failures: int = Field(
         5, ge=0, description="After so many failures in a row the tier is down and answers at once; 0 never."
@@ -178,6 +181,10 @@ class EngineConfig(Model):
     load_wait_s: Seconds = Field(
         0.005,
         description="How long the scheduler may be held up by one load before it goes on to other work.",
+    )
+    lookup_wait_s: Seconds = Field(
+        0.01,
+        description="How long the scheduler may be held up by asking shared tiers for a new prompt, once.",
     )
     load_deadline_s: Seconds = Field(
         30.0, gt=0, description="A load that is not over by then is given up and the prompt is recomputed."

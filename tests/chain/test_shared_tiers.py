@@ -1,0 +1,82 @@
+"""Tiers that other processes fill too: what is there must be asked, and is believed for a while only."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexkv_core import TierCapabilities
+from flexkv_core.testing import Fault, FaultKind, FaultTier, Medium, MemoryTier, context_for, small_layout
+from tests.support.chains import World, cpu_tier
+
+LAYOUT = small_layout()
+BLOCK = LAYOUT.block_tokens
+SHARED = TierCapabilities(shared=True, persistent=True, max_batch=2, max_lookup=100)
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [seed * 1000 + i for i in range(length)]
+
+
+def shared_world(medium: Medium, tier=None) -> World:
+    far = tier or MemoryTier(context_for(LAYOUT), SHARED, medium)
+    return World([(cpu_tier(LAYOUT, 16), {}), (far, {})])
+
+
+def ask(world: World, tokens) -> None:
+    lookup = world.chain.lookup(world.sequence(tokens))
+    assert lookup.wants_probe
+    assert world.chain.probe(world.sequence(tokens), lookup.num_tokens // BLOCK) == 1
+    world.settle()
+    assert world.chain.num_probes == 0
+
+
+@pytest.fixture
+def medium():
+    return Medium()
+
+
+def test_what_one_stored_the_other_serves(medium):
+    first, second = shared_world(medium), shared_world(medium)
+    tokens = prompt(1, 3 * BLOCK + 5)
+    first.store(tokens)
+    assert len(medium.values) == 3, "a shared tier keeps whole blocks only"
+    assert second.hit(tokens) == 0
+    ask(second, tokens)
+    assert second.hit(tokens) == 3 * BLOCK
+    assert second.load(tokens) == 3 * BLOCK
+    first.close()
+    second.close()
+
+
+def test_a_known_miss_is_not_asked_again_at_once(medium):
+    world = shared_world(medium)
+    tokens = prompt(1, 2 * BLOCK)
+    ask(world, tokens)
+    assert not world.chain.lookup(world.sequence(tokens)).wants_probe
+    world.clock.advance(3600)
+    assert world.chain.lookup(world.sequence(tokens)).wants_probe
+    world.close()
+
+
+def test_a_broken_promise_is_a_miss_and_is_forgotten(medium):
+    world = shared_world(medium)
+    tokens = prompt(1, 2 * BLOCK)
+    other = shared_world(medium)
+    other.store(tokens)
+    ask(world, tokens)
+    medium.values.clear()
+    assert world.load(tokens) == 0
+    assert world.count("load_failures", tier="tier1", cause="miss") == 2
+    assert world.hit(tokens) == 0
+    world.close()
+    other.close()
+
+
+def test_a_tier_that_cannot_answer_is_a_miss(medium):
+    far = FaultTier(MemoryTier(context_for(LAYOUT), SHARED, medium))
+    far.always("lookup", Fault(FaultKind.RETURN_NONE))
+    world = shared_world(medium, far)
+    ask(world, prompt(1, 2 * BLOCK))
+    assert world.hit(prompt(1, 2 * BLOCK)) == 0
+    assert world.count("lookup_failures", tier="tier1") == 2
+    world.close()
