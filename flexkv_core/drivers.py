@@ -25,7 +25,7 @@ from pydantic import BaseModel
 
 from .errors import DriverApiError, DriverConflictError, DriverLoadError, DriverNotFoundError
 from .keys import BlockKey
-from .tier import Tier, TierContext
+from .tier import Tier, TierCapabilities, TierContext
 
 DRIVER_API = (1, 0)
 """Version of what ``tier`` and this module promise to drivers: (major, minor)."""
@@ -52,12 +52,15 @@ class DriverSpec:
             ``flexkv doctor`` what a tier will take (see ``models.Needs``).
         open: ``module:function``; called as ``function(options, context)`` and returns a ``Tier``.
             Named, not given, so that the driver's library is imported only when a tier is opened.
+        capabilities: What its tiers can do with default options, for ``flexkv drivers`` and tables; what an
+            opened tier says of itself is what counts.  Optional.
     """
 
     name: str
     api: tuple[int, int]
     config: type[BaseModel]
     open: str
+    capabilities: TierCapabilities | None = None
 
 
 class DriverHooks:

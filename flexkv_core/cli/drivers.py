@@ -1,6 +1,7 @@
 """``flexkv drivers``: which drivers are installed, by whom, and which of them are broken and why.
 
-What a tier can do (its capabilities) is known when it is opened; options are shown with ``--options``.
+What a tier can do is shown as its driver states it for default options (see also ``flexkv doctor``);
+options are shown with ``--options``.
 Status 1 if a driver is broken, so that a build can be checked.
 """
 
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+
+from ..tier import TierCapabilities
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Row:
         provider: Distribution and version; two where they disagree.
         module: What the entry point names.
         api: Driver interface that it was written for; empty if that could not be asked.
+        can: What its tiers can do, in words.
         options: The options' names, those without a default marked ``*``.
         problem: Why it cannot be used; empty if it can.
     """
@@ -28,6 +32,7 @@ class Row:
     provider: str
     module: str
     api: str = ""
+    can: str = ""
     options: tuple[str, ...] = ()
     problem: str = ""
 
@@ -65,7 +70,8 @@ def rows() -> list[Row]:
             continue
         fields = getattr(spec.config, "model_fields", {})
         options = tuple(f"{option}*" if field.is_required() else option for option, field in fields.items())
-        found.append(Row(name, provider, module, ".".join(map(str, spec.api)), options))
+        api = ".".join(map(str, spec.api))
+        found.append(Row(name, provider, module, api, _can(spec.capabilities), options))
     return found
 
 
@@ -73,17 +79,25 @@ def table(found: list[Row], *, options: bool = False) -> str:
     """The rows as text."""
     if not found:
         return "no drivers are installed"
-    cells = [("driver", "provider", "module", "api", "state")]
-    cells += [(row.name, row.provider, row.module, row.api or "-", _state(row)) for row in found]
-    widths = [max(len(cell[column]) for cell in cells) for column in range(4)]
+    cells = [("driver", "provider", "module", "api", "can", "state")]
+    cells += [(row.name, row.provider, row.module, row.api or "-", row.can, _state(row)) for row in found]
+    widths = [max(len(cell[column]) for cell in cells) for column in range(5)]
     lines = []
     for number, cell in enumerate(cells):
-        text = "  ".join(f"{cell[column]:<{widths[column]}}" for column in range(4))
-        lines.append(f"{text}  {cell[4]}".rstrip())
+        text = "  ".join(f"{cell[column]:<{widths[column]}}" for column in range(5))
+        lines.append(f"{text}  {cell[5]}".rstrip())
         if options and number and found[number - 1].options:
             lines.append(f"    options (* required): {', '.join(found[number - 1].options)}")
     broken = [f"{row.name}: {row.problem}" for row in found if row.problem]
     return "\n".join([*lines, *broken])
+
+
+def _can(capabilities: TierCapabilities | None) -> str:
+    """The yes-or-no capabilities that hold, by name; ``?`` where the driver does not say."""
+    if capabilities is None:
+        return "?"
+    names = [field.name for field in fields(capabilities) if getattr(capabilities, field.name) is True]
+    return ", ".join(names) or "-"
 
 
 def _state(row: Row) -> str:

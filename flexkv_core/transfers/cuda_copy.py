@@ -148,7 +148,7 @@ class CudaTransfer(QueuedTransfer):
         except PinError as fault:
             if self.config.pin == "require":
                 raise
-            _log.warning("host memory is not pinned, copies will be slow: %s", fault)
+            _log.warning("[FlexKV] host memory is not pinned, copies will be slow: %s", fault)
         try:
             self._regions.add(region, partial(self._forget, region.address))
         except TransferError:
@@ -192,7 +192,7 @@ class CudaTransfer(QueuedTransfer):
         found: Thresholds = measure_thresholds(
             self._gpu, lane, self.layout, direct_blocks=blocks, ring_blocks=config.ring_blocks
         )
-        _log.info("%s: %s", "loads" if is_load else "stores", found.describe())
+        _log.info("[FlexKV] %s: %s", "loads" if is_load else "stores", found.describe())
         return found.staged_bytes
 
     def _plane_table(self) -> PlaneTable:
@@ -335,4 +335,4 @@ def _drain(lane: Lane) -> None:
         lane.drain()
     except Exception:  # noqa: BLE001 - clean-up: the device itself has failed, so nothing moves any
         # more, and every copy under way has said so.
-        _log.exception("could not wait for the device")
+        _log.exception("[FlexKV] could not wait for the device")

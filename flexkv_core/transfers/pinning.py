@@ -61,7 +61,7 @@ def unpin_chunks(gpu: Gpu, starts: list[int]) -> None:
         try:
             gpu.unpin(start)
         except Exception:  # noqa: BLE001 - clean-up: the next chunk must be unpinned too
-            _log.exception("could not unpin host memory at %#x", start)
+            _log.exception("[FlexKV] could not unpin host memory at %#x", start)
 
 
 def _prefer_node(address: int, num_bytes: int, node: int) -> None:
@@ -83,7 +83,7 @@ def _prefer_node(address: int, num_bytes: int, node: int) -> None:
         ctypes.c_uint(0),
     )
     if failed:
-        _log.info("host memory is not bound to node %d: errno %d", node, ctypes.get_errno())
+        _log.info("[FlexKV] host memory is not bound to node %d: errno %d", node, ctypes.get_errno())
 
 
 def _touch(address: int, num_bytes: int) -> None:

@@ -61,5 +61,5 @@ class EventWaiter:
             then(fault)
         except Exception:  # noqa: BLE001 - the thread's top: a bug in one callback must not
             # leave the other tickets open.
-            _log.exception("a completion callback failed")
+            _log.exception("[FlexKV] a completion callback failed")
         return True

@@ -1,6 +1,6 @@
 """Blocks in a Redis server, a master behind Sentinels, or a cluster: a tier that instances share."""
 
-from flexkv_core import DriverSpec, hookimpl
+from flexkv_core import DriverSpec, TierCapabilities, hookimpl
 
 from .config import RedisConfig
 
@@ -13,4 +13,5 @@ def flexkv_driver() -> DriverSpec:
         api=(1, 0),
         config=RedisConfig,
         open="flexkv_driver_remote_redis.tier:open_tier",
+        capabilities=TierCapabilities(persistent=True, shared=True),
     )
