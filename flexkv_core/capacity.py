@@ -35,11 +35,12 @@ class Capacity:
         Fewer come back when the rest is pinned: the caller moves the longest prefix that fits.
         """
         if link is not None and link.capacity_blocks is not None:
-            self.make_room(link, count)
+            # Slots that are lent or kept back are no block's place, and taken all the same.
+            self.make_room(link, count, used=self._host.pool.capacity - self._host.pool.num_free)
         return self._host.take(count)
 
-    def make_room(self, link: Link, needed: int) -> list[BlockKey]:
-        """Let blocks go so that ``needed`` more fit into ``link``.
+    def make_room(self, link: Link, needed: int, *, used: int | None = None) -> list[BlockKey]:
+        """Let blocks go so that ``needed`` more fit into ``link``, of which ``used`` blocks are taken.
 
         Returns:
             Keys that are out of the index already; for a tier that is not direct the caller has them
@@ -49,21 +50,21 @@ class Capacity:
             return []
         amount = eviction_amount(
             link.config.eviction,
-            used=self._index.count(link.number),
+            used=self._index.count(link.number) if used is None else used,
             capacity=link.capacity_blocks,
             needed=needed,
         )
         return self.evict(link, amount) if amount else []
 
-    def evict(self, link: Link, amount: int) -> list[BlockKey]:
-        """Let up to ``amount`` blocks go, leaves first."""
+    def evict(self, link: Link, amount: int, *, is_final: bool = False) -> list[BlockKey]:
+        """Let up to ``amount`` blocks go, leaves first; for good (``is_final``), or into a tier below."""
         gone: list[BlockKey] = []
         if amount <= 0:
             return gone
         for node in self._index.victims(link.number):
             self._index.remove(link.number, node.key)
             if link.direct is not None and link.number == 0:
-                self._free_slot(link, node)
+                self._free_slot(link, node, is_final=is_final)
             gone.append(node.key)
             if len(gone) >= amount:
                 break
@@ -72,11 +73,11 @@ class Capacity:
             self._observers.evicted(link.name, gone)
         return gone
 
-    def _free_slot(self, link: Link, node: Node) -> None:
+    def _free_slot(self, link: Link, node: Node, *, is_final: bool) -> None:
         direct = link.direct
         slot = direct.withdraw([node.key])[0] if direct is not None else -1
         if slot < 0:
             return
         self._host.adopt(slot)
-        if not self.write_back(node, slot):
+        if is_final or not self.write_back(node, slot):
             self._host.drop(slot)

@@ -22,7 +22,7 @@ from . import envelope
 from .capacity import Capacity
 from .drivers import Observers, find_driver, open_tier
 from .errors import ConfigError, FlexKVError
-from .executor import Call, Completed, Completions, Message, Notice, Returned, TierWorkers, Verb
+from .executor import Call, Completed, Completions, Message, Notice, Returned, TierWorkers, Verb, run_bounded
 from .host import HostSlots
 from .index import BlockIndex, Match, Run, Usable
 from .keys import BlockChain, Namespace, block_key
@@ -34,13 +34,15 @@ from .models import ChainConfig, TierConfig
 from .policy import eviction_order
 from .receipts import Receipt
 from .stores import Cascade, StoreJob, Stores
-from .tier import DirectTier, Outcome, Status, StoredBlock, Tier, TierContext
+from .tier import DirectTier, Status, StoredBlock, Tier, TierContext
 from .transfer import Fence, Transfer
 from .wrappers import wrap
 
 logger = logging.getLogger(__name__)
 
 _EXPIRE_EVERY_S = 0.01
+_CLOSE_AT_LEAST_S = 0.5
+"""What a tier gets for its ``close`` however late it is."""
 _NEVER = float("-inf")
 Clock = Callable[[], float]
 
@@ -69,6 +71,9 @@ class _Probe:
     """What a lookup call's end is looked up by."""
 
     link: Link
+
+
+_OWNERS = (FillBatch, Cascade, _Probe)
 
 
 class TierChain:
@@ -108,6 +113,7 @@ class TierChain:
         self._completions = Completions()
         self._last_expire = clock()
         self._is_closed = False
+        self.num_probes = 0
         first = tiers[0] if isinstance(tiers[0], DirectTier) else None
         self.host = HostSlots(first, config.staging, layout.slot_bytes)
         self.links = [self._link(i, tier) for i, tier in enumerate(tiers)]
@@ -162,6 +168,7 @@ class TierChain:
                 wrapped.tier,
                 load_threads=min(config.load_threads or -(-threads // 2), threads),
                 store_threads=min(config.store_threads or max(1, threads // 2), threads),
+                lookup_threads=1 if can.shared else 0,
                 completions=self._completions,
                 clock=self._clock,
             ),
@@ -215,7 +222,7 @@ class TierChain:
     def _is_usable(self, link: Link) -> bool:
         if link.config.load_or_recompute == "recompute" and link.number:
             return False
-        return link.is_up or link.wrapped.breaker.wants_probe
+        return link.workers.can_load and (link.is_up or link.wrapped.breaker.wants_probe)
 
     def _beyond(self, chain: BlockChain, match: Match, limit: int, now: float) -> tuple[Match, bool]:
         """Add whole blocks that shared tiers are known to have behind the local hits."""
@@ -250,10 +257,14 @@ class TierChain:
         is_host = self.host.direct is not None
         for run in match.runs:
             first = max(run.first, start // match.block_tokens)
-            if run.last <= first or (is_host and run.tier == 0):
+            if is_host and run.tier == 0:
+                room -= run.last - run.first  # pinned, so that nothing can come in their place
                 runs.append(run)
                 continue
-            fits = min(run.last - first, room)
+            if run.last <= first:
+                runs.append(run)
+                continue
+            fits = max(0, min(run.last - first, room))
             room -= fits
             if fits < run.last - first:
                 if first + fits > run.first:
@@ -261,7 +272,7 @@ class TierChain:
                 return Match(tuple(runs), None, match.block_tokens), True
             runs.append(run)
         inside = match.inside
-        if inside is not None and not (is_host and inside.tier == 0) and not room:
+        if inside is not None and not (is_host and inside.tier == 0) and room < 1:
             return Match(match.runs, None, match.block_tokens), True
         return match, False
 
@@ -351,22 +362,27 @@ class TierChain:
         """Start a planned store: one device slot for each token of ``job.plan``."""
         self.stores.launch(job, device_slots, fence, self._clock())
 
-    def probe(self, chain: BlockChain, first_block: int) -> bool:
-        """Ask the shared tiers which blocks from ``first_block`` on they have; False if none is asked."""
+    def probe(self, chain: BlockChain, first_block: int) -> int:
+        """Ask the shared tiers which blocks from ``first_block`` on they have.
+
+        Returns:
+            How many calls were queued; ``num_probes`` says when they are answered.
+        """
         now = self._clock()
         keys = chain.keys()[first_block:]
-        asked = False
+        calls = 0
         for link in self.links:
             if link.is_indexed or not self._is_usable(link):
                 continue
             unknown = [key for key in keys if link.known.get(key, now) is None]
-            for start in range(0, len(unknown), max(1, link.capabilities.max_batch)):
-                part = unknown[start : start + link.capabilities.max_batch]
-                asked = True
-                link.workers.submit(
-                    Call(Verb.LOOKUP, part, deadline=now + link.config.load_deadline_s, owner=_Probe(link))
-                )
-        return asked
+            size = max(1, link.capabilities.max_batch, link.capabilities.max_lookup)
+            for start in range(0, len(unknown), size):
+                calls += 1
+                deadline = now + link.config.lookup_deadline_s
+                part = unknown[start : start + size]
+                link.workers.submit(Call(Verb.LOOKUP, part, deadline=deadline, owner=_Probe(link)))
+        self.num_probes += calls
+        return calls
 
     def poll(self) -> None:
         """Take in what workers and the transfer have finished.  Costs next to nothing when idle."""
@@ -397,21 +413,38 @@ class TierChain:
             message.run()
             return
         owner = message.call.owner
+        link = owner if isinstance(owner, Link) else owner.link if isinstance(owner, _OWNERS) else None
+        if link is not None:
+            self._retry_strays(link, message, now)
         if isinstance(message, Completed):
             if isinstance(owner, FillBatch):
                 self.loads.filled(message, owner, now)
             elif isinstance(owner, Cascade):
                 self.stores.stored(message, owner, now)
             elif isinstance(owner, _Probe):
-                self._probed(owner.link, message.call, message.outcomes, now)
+                self.num_probes -= 1
+                self._probed(owner.link, message, now)
         elif isinstance(message, Returned):
             if isinstance(owner, FillBatch):
                 self.loads.returned(owner)
             elif isinstance(owner, Cascade):
                 self.stores.returned(owner, now)
 
-    def _probed(self, link: Link, call: Call, outcomes: Sequence[Outcome], now: float) -> None:
-        for key, outcome in zip(call.keys, outcomes, strict=True):
+    def _retry_strays(self, link: Link, message: Completed | Returned, now: float) -> None:
+        """Values that could not be removed are out of the index, and take room: tried again later."""
+        is_final = isinstance(message, Returned) or not message.is_adrift
+        if is_final:
+            link.strays.update(dict.fromkeys(message.call.left))
+        is_answering = isinstance(message, Completed) and any(o.is_ok for o in message.outcomes)
+        if link.strays and is_answering:
+            keys = [key for key in link.strays if not self.index.has(link.number, key)]
+            link.strays.clear()
+            link.evict(keys, now)
+
+    def _probed(self, link: Link, end: Completed, now: float) -> None:
+        if end.is_adrift:
+            link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
+        for key, outcome in zip(end.call.keys, end.outcomes, strict=True):
             # What could not be asked is taken as missing for a moment: it is asked again soon.
             link.known.note(key, now, is_there=outcome.is_ok)
             if outcome.status not in (Status.OK, Status.MISS):
@@ -463,8 +496,8 @@ class TierChain:
         if bad:
             self.metrics.count("foreign_blocks", bad, tier=link.name)
         over = self._capacity.make_room(link, 0)
-        if over and not link.config.read_only:
-            link.workers.submit(Call(Verb.EVICT, over, deadline=now + link.config.store_deadline_s))
+        if not link.config.read_only:
+            link.evict(over, now)
         return good, bad
 
     def _take_over_one(self, link: Link, block: StoredBlock, created: float) -> bool:
@@ -497,11 +530,9 @@ class TierChain:
             link.known.clear()
             if not link.is_indexed or link.config.read_only:
                 continue
-            gone = self._capacity.evict(link, self.index.count(link.number))
-            if gone and link.direct is None:
-                for start in range(0, len(gone), max(1, link.capabilities.max_batch)):
-                    part = gone[start : start + link.capabilities.max_batch]
-                    link.workers.submit(Call(Verb.EVICT, part, deadline=now + link.config.store_deadline_s))
+            gone = self._capacity.evict(link, self.index.count(link.number), is_final=True)
+            if link.direct is None or link.number:
+                link.evict(gone, now)
 
     def drain(self, deadline_s: float) -> bool:
         """Wait until nothing is under way.  Blocks, at most ``deadline_s``; False on expiry."""
@@ -520,14 +551,16 @@ class TierChain:
         if self._is_closed:
             return
         self._is_closed = True
+        now = self._clock()
+        self.loads.cancel_all(now)
+        self.stores.cancel_all(now)
         for link in self.links:
             link.workers.close()
-        deadline_s = self.config.engine.shutdown_deadline_s
-        if not self.drain(deadline_s):
+        end = time.monotonic() + self.config.engine.shutdown_deadline_s
+        if not self.drain(self.config.engine.shutdown_deadline_s):
             logger.warning("[FlexKV] %d jobs were still under way at the end", self.num_under_way)
         self._transfer.close()
         self._take_in(self._completions.drain())
-        end = time.monotonic() + deadline_s
         stuck = [name for link in self.links for name in link.workers.join(end)]
         if stuck:
             logger.warning("[FlexKV] threads that hang in a driver: %s", ", ".join(stuck))
@@ -535,10 +568,9 @@ class TierChain:
         if self.index.num_pins:
             logger.warning("[FlexKV] %d pins were never given back", self.index.num_pins)
         for link in reversed(self.links):
-            try:
-                link.raw.close()
-            except Exception:  # noqa: BLE001 - a foreign driver must not stop the others from closing
-                logger.exception("[FlexKV] tier %s failed to close", link.name)
+            left_s = max(_CLOSE_AT_LEAST_S, end - time.monotonic())
+            if not run_bounded(f"flexkv-{link.name}-close", link.raw.close, left_s):
+                logger.warning("[FlexKV] tier %s has not closed in %.1f s", link.name, left_s)
         self.host.close()
 
 

@@ -64,6 +64,7 @@ class Call:
         deadline: When it is given up, on the executor's clock.
         owner: What the chain finds its job again with; opaque here.
         number: Unique; for logs.
+        left: Keys that were to be removed and may still be there; final once the worker is back.
         seconds: How long the tier took, once it is over.
     """
 
@@ -75,6 +76,7 @@ class Call:
     deadline: float = float("inf")
     owner: object = None
     number: int = field(default_factory=itertools.count().__next__)
+    left: Sequence[BlockKey] = ()
     seconds: float = 0.0
     phase: _Phase = _Phase.QUEUED
 
@@ -88,11 +90,13 @@ class Completed:
         outcomes: One for each key.
         is_adrift: A worker is still inside the tier: ``Returned`` follows, and until then the call's
             buffers must not be used.
+        is_late: The deadline ended it, begun or not: no wrapper has seen this failure.
     """
 
     call: Call
     outcomes: list[Outcome]
     is_adrift: bool = False
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,7 @@ class _Lane:
         self._wake = threading.Condition(self._lock)
         self._queue: deque[Call] = deque()
         self._open: set[Call] = set()
+        self._num_adrift = 0
         self._is_closed = False
         self.threads = [
             threading.Thread(target=self._work, name=f"flexkv-{name}-{i}", daemon=True)
@@ -165,17 +170,29 @@ class _Lane:
 
     def submit(self, call: Call) -> None:
         with self._lock:
-            if not self._is_closed:
+            if not self._is_closed and not self.is_stuck:
                 self._queue.append(call)
                 self._open.add(call)
                 self._wake.notify()
                 return
-        call.phase = _Phase.OVER
-        self._end(call, Status.CANCELLED, "the chain is closing")
+        self._refuse(call)
+        if self._is_closed:
+            self._end(call, Status.CANCELLED, "the chain is closing")
+        else:
+            self._end(call, Status.UNAVAILABLE, "no thread has come back from the tier")
 
     @property
     def num_open(self) -> int:
         return len(self._open)
+
+    @property
+    def is_stuck(self) -> bool:
+        return self._num_adrift >= len(self.threads)
+
+    @staticmethod
+    def _refuse(call: Call) -> None:
+        call.phase = _Phase.OVER
+        call.left = call.keys if call.verb is Verb.EVICT else call.evict_first
 
     def expire(self, now: float) -> None:
         """End the calls whose deadline has passed."""
@@ -190,9 +207,11 @@ class _Lane:
             if call.phase is _Phase.QUEUED:
                 self._queue.remove(call)
                 self._open.discard(call)
-                call.phase, buffer = _Phase.OVER, BufferState.UNTOUCHED
+                self._refuse(call)
+                buffer = BufferState.UNTOUCHED
             elif call.phase is _Phase.RUNNING:
                 call.phase, buffer = _Phase.ADRIFT, BufferState.UNCERTAIN
+                self._num_adrift += 1
             else:
                 return
         self._end(call, status, reason, buffer)
@@ -202,7 +221,8 @@ class _Lane:
     ) -> None:
         outcome = failed(status, reason, buffer)
         is_adrift = buffer is BufferState.UNCERTAIN
-        self._completions.put(Completed(call, [outcome] * len(call.keys), is_adrift))
+        is_late = status is Status.TIMEOUT
+        self._completions.put(Completed(call, [outcome] * len(call.keys), is_adrift, is_late))
 
     def _work(self) -> None:
         while True:
@@ -218,9 +238,11 @@ class _Lane:
             call.seconds = self._clock() - started
             with self._lock:
                 is_adrift = call.phase is _Phase.ADRIFT
+                self._num_adrift -= is_adrift
                 call.phase = _Phase.OVER
-                self._open.discard(call)
             self._completions.put(Returned(call) if is_adrift else Completed(call, outcomes))
+            with self._lock:  # only now: whoever sees nothing open must find the message there
+                self._open.discard(call)
 
     def _run(self, call: Call) -> list[Outcome]:
         tier = self._tier
@@ -231,15 +253,28 @@ class _Lane:
                 if call.verb is Verb.LOAD:
                     return tier.load(call.keys, call.views)
                 if call.verb is Verb.STORE:
-                    if call.evict_first:
-                        tier.evict(call.evict_first)
+                    self._evict(call, call.evict_first)
                     return tier.store(call.keys, call.views) if call.keys else []
                 if call.verb is Verb.EVICT:
-                    return tier.evict(call.keys)
+                    return self._evict(call, call.keys)
                 return tier.lookup(call.keys)
-        except Exception as exc:  # noqa: BLE001 - the thread's top: the guard inside lets none through
+        except BaseException as exc:  # noqa: BLE001 - the thread's top: a driver may even call sys.exit
             logger.exception("[FlexKV] a tier's wrapper failed in %s", call.verb.value)
             return [failed(Status.UNAVAILABLE, repr(exc), BufferState.UNCERTAIN)] * len(call.keys)
+
+    def _evict(self, call: Call, keys: Sequence[BlockKey]) -> list[Outcome]:
+        """Remove any number of keys, as many at once as the tier takes; note those that stay."""
+        outcomes: list[Outcome] = []
+        call.left = keys
+        size = max(1, self._tier.capabilities.max_batch)
+        for start in range(0, len(keys), size):
+            outcomes += self._tier.evict(keys[start : start + size])
+        call.left = [
+            key
+            for key, outcome in zip(keys, outcomes, strict=True)
+            if outcome.status not in (Status.OK, Status.MISS)
+        ]
+        return outcomes
 
     def close(self) -> None:
         """Take no more calls; end the queued ones; let the running ones run."""
@@ -258,7 +293,7 @@ class _Lane:
 
 
 class TierWorkers:
-    """A tier's two lanes."""
+    """A tier's lanes: loads, stores with evictions, and where a tier must be asked, lookups."""
 
     def __init__(
         self,
@@ -267,24 +302,39 @@ class TierWorkers:
         *,
         load_threads: int,
         store_threads: int,
+        lookup_threads: int = 0,
         completions: Completions,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Start the threads ``flexkv-<name>-load-<i>`` and ``flexkv-<name>-store-<i>``."""
+        """Start the threads, ``flexkv-<name>-<lane>-<i>``; without lookup threads lookups go with loads."""
         self._loads = _Lane(f"{name}-load", tier, load_threads, completions, clock)
         self._stores = _Lane(f"{name}-store", tier, store_threads, completions, clock)
+        self._lookups = self._loads
+        if lookup_threads:
+            self._lookups = _Lane(f"{name}-lookup", tier, lookup_threads, completions, clock)
+        self._lanes = list(dict.fromkeys((self._loads, self._stores, self._lookups)))
         self.load_threads = load_threads
         self.store_threads = store_threads
 
     def submit(self, call: Call) -> None:
         """Queue a call; its end comes through the completions."""
-        lane = self._loads if call.verb in (Verb.LOAD, Verb.LOOKUP) else self._stores
+        lane = {Verb.LOAD: self._loads, Verb.LOOKUP: self._lookups}.get(call.verb, self._stores)
         lane.submit(call)
 
     @property
     def num_open(self) -> int:
         """Calls that are queued, running or adrift."""
-        return self._loads.num_open + self._stores.num_open
+        return sum(lane.num_open for lane in self._lanes)
+
+    @property
+    def can_load(self) -> bool:
+        """Whether a thread is left for loads: not all of them are lost in the tier."""
+        return not self._loads.is_stuck
+
+    @property
+    def can_store(self) -> bool:
+        """Whether a thread is left for stores."""
+        return not self._stores.is_stuck
 
     @property
     def num_open_stores(self) -> int:
@@ -293,14 +343,32 @@ class TierWorkers:
 
     def expire(self, now: float) -> None:
         """End calls whose deadline has passed."""
-        self._loads.expire(now)
-        self._stores.expire(now)
+        for lane in self._lanes:
+            lane.expire(now)
 
     def close(self) -> None:
         """Take no more calls and end the queued ones."""
-        self._loads.close()
-        self._stores.close()
+        for lane in self._lanes:
+            lane.close()
 
     def join(self, deadline: float) -> list[str]:
         """Wait for the threads until ``deadline`` (``time.monotonic``); names of those that hang."""
-        return self._loads.join(deadline) + self._stores.join(deadline)
+        return [name for lane in self._lanes for name in lane.join(deadline)]
+
+
+def run_bounded(name: str, function: Callable[[], None], timeout_s: float) -> bool:
+    """Run foreign code that may hang in a thread of its own; False if it has not ended in time.
+
+    What it raises is logged: a driver that fails to close must not keep the others from closing.
+    """
+
+    def run() -> None:
+        try:
+            function()
+        except Exception:  # noqa: BLE001 - the thread's top, round a foreign driver
+            logger.exception("[FlexKV] %s failed", name)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return not thread.is_alive()

@@ -28,6 +28,7 @@ from .policy import EvictionOrder, Rank
 
 _SUPERSEDED_WALK = 32
 _FIRST_STRIDE = 16
+_QUEUE_SLACK = 1024
 
 
 @dataclass(slots=True)
@@ -220,6 +221,8 @@ class BlockIndex:
             page_tokens: The last block may be matched to a multiple of this.
             usable: Which tiers may be read.
         """
+        if chain.block_tokens != self.block_tokens:
+            raise ValueError(f"blocks of {chain.block_tokens} tokens are looked up among {self.block_tokens}")
         max_tokens = min(max_tokens, chain.num_tokens)
         runs = self._match_whole(chain, max_tokens // self.block_tokens, usable)
         block = runs[-1].last if runs else 0
@@ -419,6 +422,17 @@ class BlockIndex:
                 place.is_queued = False
                 self._queue(tier, key, place)
 
+    def renew(self, tier: int, keys: Iterable[BlockKey], oldest: float, now: float) -> None:
+        """Blocks created before ``oldest`` were stored again: they count as created now."""
+        ready = self._ready[tier]
+        for key in keys:
+            place = ready.get(key)
+            if place is not None and place.created < oldest:
+                place.created = place.last_used = now
+                if place.is_queued:  # its rank may be an earlier one now
+                    place.is_queued = False
+                    self._queue(tier, key, place)
+
     def superseded(self, tier: int, key: BlockKey) -> list[BlockKey]:
         """Partly filled siblings whose tokens this block repeats, free to go from ``tier``."""
         node = self._nodes[key]
@@ -463,7 +477,20 @@ class BlockIndex:
     def _queue(self, tier: int, key: BlockKey, place: Place) -> None:
         if not place.num_children and place.is_ready and not place.pins and not place.is_queued:
             place.is_queued = True
-            heapq.heappush(self._queues[tier], (self._orders[tier].rank(place), next(self._numbers), key))
+            queue = self._queues[tier]
+            heapq.heappush(queue, (self._orders[tier].rank(place), next(self._numbers), key))
+            if len(queue) > 2 * len(self._places[tier]) + _QUEUE_SLACK:
+                self._compact(tier)
+
+    def _compact(self, tier: int) -> None:
+        """Drop entries of blocks that are gone, or that have a better one: the first is the best."""
+        places = self._places[tier]
+        best: dict[BlockKey, tuple[Rank, int, BlockKey]] = {}
+        for entry in sorted(self._queues[tier]):
+            place = places.get(entry[2])
+            if place is not None and place.is_queued:
+                best.setdefault(entry[2], entry)
+        self._queues[tier][:] = best.values()  # in order, so a heap; in place, since victims() reads it
 
     def _must(self, tier: int, key: BlockKey) -> Place:
         place = self._places[tier].get(key)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .executor import TierWorkers
+from .executor import Call, TierWorkers, Verb
 from .keys import BlockKey
 from .layout import BlockLayout, round_up
 from .models import TierConfig, WritePolicy
@@ -90,6 +90,8 @@ class Link:
         backlog_bytes: Bytes in stores that are under way.
         waiting: Blocks that lie in the first tier and are to be stored here once the backlog shrinks;
             not pinned, so that a slow tier never fills the host pool.
+        storing: Keys of stores that are under way.
+        strays: Values that should have been removed and could not; tried again when the tier answers.
     """
 
     number: int
@@ -104,6 +106,8 @@ class Link:
     known: KnownKeys = field(default_factory=KnownKeys)
     backlog_bytes: int = 0
     waiting: OrderedDict[BlockKey, None] = field(default_factory=OrderedDict)
+    storing: set[BlockKey] = field(default_factory=set)
+    strays: dict[BlockKey, None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -143,7 +147,13 @@ class Link:
 
     @property
     def _is_reachable(self) -> bool:
-        return self.is_up or self.wrapped.breaker.wants_probe
+        return self.workers.can_store and (self.is_up or self.wrapped.breaker.wants_probe)
+
+    def evict(self, keys: Sequence[BlockKey], now: float) -> None:
+        """Have a worker remove values; any number."""
+        if keys:
+            deadline = now + self.config.store_deadline_s
+            self.workers.submit(Call(Verb.EVICT, list(keys), deadline=deadline, owner=self))
 
     def batches(self, count: int, threads: int) -> list[range]:
         """Cut ``count`` keys into calls: as many at once as there are threads, none too long."""

@@ -188,6 +188,8 @@ class Loads:
 
     def bind(self, job: LoadJob, device_slots: Any, fence: Fence, now: float) -> None:
         """Say where the tokens go: one device slot each.  The copy starts once all is staged."""
+        if job.is_over:
+            return
         job.bound = (device_slots, fence)
         if job.state is LoadState.STAGED:
             self._copy(job, now)
@@ -195,6 +197,11 @@ class Loads:
     def cancel(self, job: LoadJob, now: float) -> None:
         """Give a load up.  Until ``is_over`` its device slots must not be used for anything else."""
         self._give_up(job, LoadState.CANCELLED, "cancelled", now)
+
+    def cancel_all(self, now: float) -> None:
+        """Give every load up; those that copy end with their copy."""
+        for job in list(self._active.values()):
+            self.cancel(job, now)
 
     def advance(self, now: float) -> None:
         """End what has ended; give up what is late."""
@@ -301,7 +308,7 @@ class Loads:
 
     def filled(self, end: Completed, batch: _FillBatch, now: float) -> None:
         """A load call has ended."""
-        if end.is_adrift:
+        if end.is_late:
             batch.link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
         good: list[_Fill] = []
         num_bytes = 0
@@ -366,7 +373,7 @@ class Loads:
             if place is not None and not place.pins:
                 self._index.remove(link.number, key)
         if is_damaged and not link.config.read_only:
-            link.workers.submit(Call(Verb.EVICT, [key], deadline=now + link.config.store_deadline_s))
+            link.evict([key], now)
 
     # ---- copying -------------------------------------------------------------------------------
 

@@ -139,7 +139,9 @@ class Stores:
         """The same, if blocks that are stored stay in it; otherwise its slots are only lent."""
         self._active: dict[int, StoreJob] = {}
         self._tokens_under_way = 0
-        self._backlog_limit = int(host.region.num_bytes * _BACKLOG_SHARE)
+        self._copying: set[BlockKey] = set()
+        # At least one block, or what waits would wait for ever.
+        self._backlog_limit = max(layout.slot_bytes, int(host.region.num_bytes * _BACKLOG_SHARE))
         capacity.write_back = self._write_back
 
     @property
@@ -198,6 +200,7 @@ class Stores:
             plan.cut(len(slots))
         if not plan.keys:
             return None
+        self._copying.update(plan.keys)
         host = self._kept_in
         if host is not None:
             for key, parent, tokens, count in zip(
@@ -211,7 +214,12 @@ class Stores:
         return job
 
     def launch(self, job: StoreJob, device_slots: Any, fence: Fence, now: float) -> None:
-        """Copy: ``device_slots`` holds one slot for each token of ``job.plan``, in order."""
+        """Copy: ``device_slots`` holds one slot for each token of ``job.plan``, in order.
+
+        A store that was given up meanwhile copies nothing.
+        """
+        if job.state is not StoreState.PLANNED:
+            return
         counts = job.plan.counts
         spans = HostSpans(self._host.pool, job.slots, counts, [0] * len(counts), counts)
         try:
@@ -229,6 +237,11 @@ class Stores:
             self._drop(job, StoreState.CANCELLED, now)
         elif job.state is StoreState.COPYING:
             job.is_cancelled = True
+
+    def cancel_all(self, now: float) -> None:
+        """Give every store up; those that copy end with their copy."""
+        for job in list(self._active.values()):
+            self.cancel(job, now)
 
     def advance(self, now: float) -> None:
         """End the stores whose copy has ended."""
@@ -249,16 +262,26 @@ class Stores:
 
     def _missing(self, keys: Sequence[BlockKey]) -> Sequence[int]:
         """Positions of the keys that a store has to copy from the device."""
-        host = self._kept_in
-        if host is not None:
-            return self._index.missing(host.number, keys)
+        if self._kept_in is not None:
+            self._renew(self._kept_in, keys)
+            return self._index.missing(self._kept_in.number, keys)
         takers = [link for link in self._links if link.takes_stores and link is not self._host_link]
-        return [i for i, key in enumerate(keys) if not all(self._has(link, key) for link in takers)]
+        return [
+            i
+            for i, key in enumerate(keys)
+            if key not in self._copying and not all(self._has(link, key) for link in takers)
+        ]
 
     def _has(self, link: Link, key: BlockKey) -> bool:
         if link.is_indexed:
+            self._renew(link, [key])
             return self._index.has(link.number, key)
-        return bool(link.known.get(key, self._now))
+        return key in link.storing or bool(link.known.get(key, self._now))
+
+    def _renew(self, link: Link, keys: Sequence[BlockKey]) -> None:
+        """What is stored again is new again: the bytes under a key are always the same."""
+        if link.config.ttl_s:
+            self._index.renew(link.number, keys, self._now - link.config.ttl_s, self._now)
 
     _now = 0.0
 
@@ -320,10 +343,10 @@ class Stores:
             self._index.remove(link.number, key)
         if not gone:
             return
-        if link.direct is not None:
+        if link.direct is not None and link is self._host_link:
             link.direct.evict(gone)
         else:
-            link.workers.submit(Call(Verb.EVICT, gone, deadline=now + link.config.store_deadline_s))
+            link.evict(gone, now)
 
     def _drop(self, job: StoreJob, state: StoreState, now: float) -> None:
         host = self._kept_in
@@ -338,6 +361,7 @@ class Stores:
     def _end(self, job: StoreJob, state: StoreState, now: float) -> None:
         job.state = state
         job.slots = []
+        self._copying.difference_update(job.plan.keys)
         del self._active[job.number]
         self._tokens_under_way -= job.num_tokens
         is_ok = state is StoreState.DONE
@@ -376,8 +400,15 @@ class Stores:
                 self._store_into(link, wanted, now)
 
     def _store_into(
-        self, link: Link, blocks: list[_Passing], now: float, *, is_second_try: bool = False
+        self,
+        link: Link,
+        blocks: list[_Passing],
+        now: float,
+        *,
+        evicted: Sequence[BlockKey] = (),
+        is_second_try: bool = False,
     ) -> None:
+        """Put blocks on their way into a tier, as many as fit; ``evicted`` leave it before."""
         if link.capacity_blocks is not None and len(blocks) > link.capacity_blocks:
             lost = len(blocks) - link.capacity_blocks
             self._metrics.count("store_dropped_blocks", lost, cause="capacity", tier=link.name)
@@ -388,9 +419,10 @@ class Stores:
             blocks = blocks[:fits]
         if not blocks:
             return
-        evicted = self._capacity.make_room(link, len(blocks))
+        evicted = [*evicted, *self._make_room(link, blocks)]
         for block in blocks:
             self._hold(block)
+            link.storing.add(block.key)
             if link.is_indexed:
                 self._index.add(
                     link.number,
@@ -400,9 +432,31 @@ class Stores:
                     num_bytes=self._layout.value_bytes(block.num_tokens),
                     now=now,
                 )
-        for batch in link.batches(len(blocks), link.workers.store_threads):
-            self._submit(link, [blocks[i] for i in batch], evicted, now, is_second_try=is_second_try)
-            evicted = []
+        batches = link.batches(len(blocks), link.workers.store_threads)
+        for batch in batches:
+            # Each batch makes its own room, so that they fit in whatever order they run.
+            part = len(evicted) if batch is batches[-1] else len(batch)
+            gone, evicted = evicted[:part], evicted[part:]
+            self._submit(link, [blocks[i] for i in batch], gone, now, is_second_try=is_second_try)
+
+    def _make_room(self, link: Link, blocks: list[_Passing]) -> list[BlockKey]:
+        """Let others go, but not the blocks that these follow; cut ``blocks`` to what fits then."""
+        if link.capacity_blocks is None or not link.is_indexed:
+            return []
+        before = [block.parent for block in blocks if self._index.has(link.number, block.parent)]
+        for key in before:
+            self._index.pin(link.number, key)
+        try:
+            evicted = self._capacity.make_room(link, len(blocks))
+        finally:
+            for key in before:
+                self._index.unpin(link.number, key)
+        room = max(0, link.capacity_blocks - self._index.count(link.number))
+        if len(blocks) > room:
+            lost = len(blocks) - room
+            self._metrics.count("store_dropped_blocks", lost, cause="no_room", tier=link.name)
+            del blocks[room:]
+        return evicted
 
     def _put_off(self, link: Link, blocks: Sequence[_Passing]) -> None:
         """Too much is on its way into this tier: what the first tier holds can wait there, unpinned."""
@@ -472,7 +526,8 @@ class Stores:
         """A store call has ended."""
         link = cascade.link
         link.backlog_bytes -= cascade.num_bytes
-        if end.is_adrift:
+        link.storing.difference_update(block.key for block in cascade.blocks)
+        if end.is_late:
             link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
         good: list[BlockKey] = []
         again: list[_Passing] = []
@@ -505,8 +560,7 @@ class Stores:
         """The tier had less room than it said: make some, and try once more."""
         gone = self._capacity.evict(link, 2 * len(blocks)) if link.is_indexed else []
         if gone:
-            link.workers.submit(Call(Verb.EVICT, gone, deadline=now + link.config.store_deadline_s))
-            self._store_into(link, blocks, now, is_second_try=True)
+            self._store_into(link, list(blocks), now, evicted=gone, is_second_try=True)
         else:
             self._metrics.count("store_failures", len(blocks), tier=link.name, cause=Status.NO_SPACE.value)
         for block in blocks:
@@ -519,9 +573,8 @@ class Stores:
             self._release(block)
         # Whether the values appeared there in the end is not known: what the index does not know of
         # must not take room.
-        stray = [block.key for block in cascade.blocks if not self._has(link, block.key)]
-        if stray and link.is_indexed:
-            link.workers.submit(Call(Verb.EVICT, stray, deadline=now + link.config.store_deadline_s))
+        if link.is_indexed:
+            link.evict([b.key for b in cascade.blocks if not self._index.has(link.number, b.key)], now)
 
     def _hold(self, block: _Passing) -> None:
         if block.is_pinned and self._host_link is not None:
@@ -543,6 +596,7 @@ class Stores:
             if (
                 link.config.write is WritePolicy.BACK
                 and link.is_up
+                and link.workers.can_store
                 and not self._has(link, node.key)
                 and (link.keeps_tails or node.num_tokens == self._layout.block_tokens)
             ):

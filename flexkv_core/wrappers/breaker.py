@@ -76,7 +76,12 @@ class BreakerTier(WrappedTier):
         if self._limit and not self._may_pass():
             reason = f"the tier is down: {self._reason}"
             return [failed(Status.UNAVAILABLE, reason, BufferState.UNTOUCHED)] * count
-        outcomes = run()
+        try:
+            outcomes = run()
+        except BaseException as exc:
+            if self._limit:  # or a probe that broke would be under way for ever
+                self._note(is_down=True, reason=repr(exc))
+            raise
         if self._limit and outcomes:
             bad = next((outcome for outcome in outcomes if outcome.status in DOWN), None)
             is_down = bad is not None and all(o.status in DOWN for o in outcomes)

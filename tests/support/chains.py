@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from flexkv_core import ChainConfig, Namespace, Tier, TierContext
+from flexkv_core import ChainConfig, Namespace, Tier
 from flexkv_core.chain import TierChain
 from flexkv_core.keys import BlockChain, encode_tokens
 from flexkv_core.layout import BlockLayout
@@ -119,6 +120,13 @@ class World:
         """Wait until nothing is under way, and check that nothing was left."""
         assert self.chain.drain(DEADLINE_S), f"still under way: {self.chain.num_under_way}"
         self.assert_idle()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Take messages in until ``condition`` holds; fails at the deadline."""
+        end = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < end, "the condition never came true"
+            self.chain.wait_for_message(0.005)
 
     def assert_idle(self) -> None:
         """No pin, no lent slot, no violation."""

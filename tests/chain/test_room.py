@@ -1,0 +1,275 @@
+"""Room: what goes, what must stay, and that nothing is promised or held beyond it."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexkv_core.testing import Fault, FaultKind, FaultTier, MemoryTier, context_for, small_layout
+from flexkv_core.tier import Status, TierCapabilities
+from tests.support.chains import World, cpu_tier
+
+LAYOUT = small_layout()
+BLOCK = LAYOUT.block_tokens
+
+
+def prompt(seed: int, blocks: float) -> list[int]:
+    return [seed * 1000 + i for i in range(int(blocks * BLOCK))]
+
+
+def memory(blocks: int = 0, **capabilities) -> MemoryTier:
+    can = {"can_list": True, "capacity_bytes": blocks * LAYOUT.slot_bytes} | capabilities
+    return MemoryTier(context_for(LAYOUT), TierCapabilities(**can))
+
+
+@pytest.fixture
+def worlds():
+    made: list[World] = []
+
+    def make(*args, **kwargs) -> World:
+        made.append(World(*args, **kwargs))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+def restarted(worlds, tier: MemoryTier, host_blocks: int, **policy) -> World:
+    """A new chain with a fresh host pool over what ``tier`` kept."""
+    again = MemoryTier(context_for(LAYOUT), tier.capabilities, medium=tier.medium)
+    return worlds([(cpu_tier(LAYOUT, host_blocks), {}), (again, policy)])
+
+
+def test_lent_slots_count_when_room_is_made(worlds):
+    below = FaultTier(memory())
+    world = worlds([(cpu_tier(LAYOUT, 8), {}), (below, {"promote": "never", "load_threads": 1})])
+    world.store(prompt(1, 4))
+    world.store(prompt(2, 4))
+    world.store(prompt(3, 8))
+    below.add("load", Fault(FaultKind.HANG))
+    first, _ = world.begin_load(prompt(1, 4))
+    below.wait_hanging()
+    second, _ = world.begin_load(prompt(2, 4))
+    assert first is not None
+    assert second is not None
+    assert second.num_tokens == 4 * BLOCK
+    world.until(lambda: below.release() or not world.chain.num_under_way)
+    world.settle()
+    assert {first.state, second.state} == {"done"}
+
+
+def test_a_promise_leaves_room_for_what_it_pins(worlds):
+    tier = memory()
+    world = worlds([(cpu_tier(LAYOUT, 32), {}), (tier, {})])
+    tokens = prompt(1, 12)
+    world.store(tokens)
+    world.close()
+    small = restarted(worlds, tier, 8)
+    assert small.load(tokens[: 4 * BLOCK]) == 4 * BLOCK
+    promised = small.hit(tokens)
+    assert promised == 8 * BLOCK
+    assert small.load(tokens) == promised
+
+
+@pytest.mark.parametrize("extension", [3, 4, 6])
+def test_a_sequence_does_not_push_out_its_own_beginning(worlds, extension):
+    tier = memory(8)
+    world = worlds([(cpu_tier(LAYOUT, 32), {}), (tier, {})])
+    tokens = prompt(1, 6 + extension)
+    world.store(tokens[: 6 * BLOCK])
+    world.store(tokens)
+    assert world.chain.index.count(1) == 8
+    world.close()
+    assert restarted(worlds, tier, 32).hit(tokens) == 8 * BLOCK
+
+
+def test_other_blocks_leave_before_the_own_beginning(worlds):
+    tier = memory(8)
+    world = worlds([(cpu_tier(LAYOUT, 32), {}), (tier, {})])
+    tokens = prompt(1, 8)
+    world.store(tokens[: 4 * BLOCK])
+    world.store(prompt(2, 4))
+    world.store(tokens)
+    world.close()
+    assert restarted(worlds, tier, 32).hit(tokens) == 8 * BLOCK
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_no_call_has_more_keys_than_the_tier_takes(worlds, ratio):
+    tier = FaultTier(memory(8, max_batch=2))
+    world = worlds([(cpu_tier(LAYOUT, 32), {}), (tier, {"eviction": {"ratio": ratio}})])
+    for seed in range(4):
+        world.store(prompt(seed, 6))
+    world.chain.forget_all()
+    world.settle()
+    assert {number for operation, number in tier.calls if operation != "list"} <= {1, 2}
+    assert tier.inner.usage().num_blocks == world.chain.index.count(1) == 0
+
+
+def test_index_and_tier_agree_when_batches_run_at_once(worlds):
+    tier = memory(8, max_batch=1, max_concurrency=8)
+    world = worlds([(cpu_tier(LAYOUT, 32), {}), (tier, {})])
+    for seed in range(10):
+        world.store(prompt(seed, 5))
+    assert set(world.chain.index.keys(1)) == set(tier.medium.values)
+    assert world.count("store_failures") == 0
+
+
+def test_a_second_try_waits_for_the_room_it_asked_for(worlds):
+    tier = FaultTier(memory(8, max_concurrency=8))
+    world = worlds([(cpu_tier(LAYOUT, 32), {}), (tier, {})])
+    world.store(prompt(1, 4))
+    tier.add("store", Fault(FaultKind.FAIL_KEYS, status=Status.NO_SPACE))
+    tier.add("evict", Fault(FaultKind.HANG))
+    world.begin_store(prompt(2, 2))
+    world.until(lambda: any(operation == "evict" for operation, _ in tier.calls))
+    tier.wait_hanging()
+    world.chain.wait_for_message(0.02)
+    tier.release()
+    world.settle()
+    assert world.count("store_failures") == 0
+    assert world.chain.index.count(1) == 4
+
+
+def test_a_host_pool_of_one_block_still_feeds_the_tier_below(worlds):
+    tier = memory()
+    world = worlds([(cpu_tier(LAYOUT, 1), {}), (tier, {})])
+    world.store(prompt(1, 1))
+    world.store(prompt(2, 1))
+    assert len(tier.medium.values) == 2
+    assert world.load(prompt(1, 1)) == BLOCK
+
+
+@pytest.mark.parametrize("policy", [{"write": "never"}, {"write": "around"}, {"read_only": True}])
+def test_a_first_tier_that_takes_no_stores_is_passed_through(worlds, policy):
+    tier = memory()
+    world = worlds([(cpu_tier(LAYOUT, 8), policy), (tier, {})])
+    tokens = prompt(1, 3.5)
+    assert world.store(tokens).num_tokens == len(tokens)
+    assert world.chain.index.count(0) == 0
+    assert world.chain.index.count(1) == 4
+    assert world.store(tokens) is None
+    assert world.load(tokens) == len(tokens)
+    assert world.chain.index.count(0) == (4 if policy == {"write": "around"} else 0)
+    world.chain.index.remove(1, world.chain.index.keys(1)[-1])  # the tier lost one: it is stored again
+    assert world.store(tokens) is not None
+
+
+def test_expired_blocks_can_be_stored_again(worlds):
+    world = worlds([(cpu_tier(LAYOUT, 8), {"ttl_s": 10.0}), (memory(), {"ttl_s": 10.0})])
+    tokens = prompt(1, 3.5)
+    world.store(tokens)
+    world.clock.advance(9.0)
+    assert world.hit(tokens) == len(tokens)
+    world.clock.advance(2.0)
+    assert world.hit(tokens) == 0
+    world.store(tokens)
+    assert world.hit(tokens) == len(tokens)
+    assert world.load(tokens) == len(tokens)
+
+
+def test_forgetting_writes_nothing_back(worlds):
+    tier = memory()
+    world = worlds([(cpu_tier(LAYOUT, 8), {}), (tier, {"write": "back"})])
+    world.store(prompt(1, 4))
+    world.chain.forget_all()
+    world.settle()
+    assert world.hit(prompt(1, 4)) == 0
+    assert not tier.medium.values
+
+
+def test_write_back_keeps_what_the_first_tier_lets_go(worlds):
+    tier = memory()
+    world = worlds([(cpu_tier(LAYOUT, 8), {}), (tier, {"write": "back"})])
+    world.store(prompt(1, 6))
+    assert not tier.medium.values
+    for seed in range(2, 8):
+        world.store(prompt(seed, 2))
+        world.store(prompt(seed, 2))
+    assert world.hit(prompt(1, 6)) == 6 * BLOCK
+    # Slots of victims come free when these are written, so a load may first get a part only.
+    assert [world.load(prompt(1, 6)) for _ in range(4)][-1] == 6 * BLOCK
+
+
+def test_tiers_that_were_down_lose_no_room(worlds):
+    tier = FaultTier(memory(8))
+    world = worlds(
+        [
+            (cpu_tier(LAYOUT, 32), {}),
+            (tier, {"breaker_failures": 1, "breaker_reset_s": 1.0, "store_threads": 1}),
+        ]
+    )
+    world.store(prompt(1, 8))
+    down = Fault(FaultKind.RAISE)
+    for operation in ("store", "evict"):
+        tier.always(operation, down)
+    world.store(prompt(2, 4))
+    for operation in ("store", "evict"):
+        tier.always(operation, None)
+    world.clock.advance(2.0)
+    world.store(prompt(3, 2))
+    world.store(prompt(4, 2))
+    assert set(world.chain.index.keys(1)) == set(tier.inner.medium.values)
+
+
+def test_stores_under_way_are_bounded(worlds):
+    world = worlds([(cpu_tier(LAYOUT, 32), {})], manual=True, engine={"max_store_tokens": 3 * BLOCK})
+    first, _ = world.begin_store(prompt(1, 2))
+    second, _ = world.begin_store(prompt(2, 2))
+    third, _ = world.begin_store(prompt(3, 2))
+    assert [first.num_tokens, second.num_tokens, third] == [2 * BLOCK, BLOCK, None]
+    assert world.count("store_dropped_blocks", cause="too_many_under_way") == 3
+    world.transfer.run_all()
+    world.settle()
+    assert world.chain.stores.tokens_under_way == 0
+    assert world.begin_store(prompt(3, 2))[0].num_tokens == 2 * BLOCK
+    world.transfer.run_all()
+    world.settle()
+
+
+def test_the_longest_prefix_that_fits_is_stored(worlds):
+    world = worlds([(cpu_tier(LAYOUT, 4), {})])
+    tokens = prompt(1, 6)
+    assert world.store(tokens).num_tokens == 4 * BLOCK
+    assert world.load(tokens) == 4 * BLOCK
+
+
+def test_only_the_shortage_is_evicted(worlds):
+    world = worlds([(cpu_tier(LAYOUT, 8), {})])
+    world.store(prompt(1, 6))
+    world.store(prompt(2, 4))
+    assert world.count("evicted_blocks") == 2
+    assert world.hit(prompt(1, 6)) == 4 * BLOCK
+
+
+def test_what_waits_for_a_slow_tier_is_fed_later(worlds):
+    tier = FaultTier(memory())
+    world = worlds([(cpu_tier(LAYOUT, 8), {}), (tier, {"store_threads": 1})])
+    tier.add("store", Fault(FaultKind.HANG))
+    world.begin_store(prompt(1, 4))
+    world.chain.poll()
+    tier.wait_hanging()
+    world.begin_store(prompt(2, 4))
+    world.chain.poll()
+    assert len(world.chain.links[1].waiting) == 4
+    tier.release()
+    world.settle()
+    assert len(tier.inner.medium.values) == 8
+
+
+def test_stores_in_flight_are_not_copied_twice_without_a_first_tier(worlds):
+    tier = FaultTier(memory(shared=True, can_list=False))
+    world = worlds([(tier, {})], staging=16 * LAYOUT.slot_bytes, manual=True)
+    tokens = prompt(1, 6)
+    first, _ = world.begin_store(tokens[: 3 * BLOCK])
+    second, _ = world.begin_store(tokens)
+    assert second.plan.starts == [3 * BLOCK, 4 * BLOCK, 5 * BLOCK]
+    tier.add("store", *[Fault(FaultKind.HANG)] * 6)
+    world.transfer.run_all()
+    world.chain.poll()
+    tier.wait_hanging()
+    assert world.begin_store(tokens)[0] is None
+    tier.always("store", None)
+    world.until(lambda: tier.release() or not world.chain.num_under_way)
+    assert first.state == second.state == "done"
+    assert len(tier.inner.medium.values) == 6
