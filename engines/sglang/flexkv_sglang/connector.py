@@ -36,7 +36,6 @@ class _Seen:
         asked_for_more: Whether lower and shared tiers were asked to bring it nearer.
         have: Device prefix that ``origin`` speaks of.
         origin: Where the promised tokens were when they were first promised, by tier.
-        prefetch: The prefetch task, or -1.
     """
 
     num_tokens: int
@@ -44,7 +43,6 @@ class _Seen:
     asked_for_more: bool = False
     have: int = -1
     origin: dict[str, int] = field(default_factory=dict)
-    prefetch: int = NO_TASK
 
 
 class FlexKVConnector:
@@ -62,6 +60,7 @@ class FlexKVConnector:
         self._engine = engine
         self._first_tier = first_tier
         self._seen: dict[Hashable, _Seen] = {}
+        self._prefetches: set[int] = set()
 
     # ---- prompts -------------------------------------------------------------------------------
 
@@ -107,7 +106,9 @@ class FlexKVConnector:
         if seen.asked_for_more or not self._engine.prefetch or not (is_below or found.wants_probe):
             return
         seen.asked_for_more = True
-        seen.prefetch = self.manager.prefetch_async(seen.sequence, scope=scope, label=_label(handle))
+        task = self.manager.prefetch_async(seen.sequence, scope=scope, label=_label(handle))
+        if task != NO_TASK:
+            self._prefetches.add(task)
 
     def storage_tokens(self, handle: Hashable, have: int) -> int:
         """How many of the tokens promised behind ``have`` came from below the first tier."""
@@ -118,9 +119,7 @@ class FlexKVConnector:
 
     def forget(self, handle: Hashable) -> None:
         """The attempt is over: drop what was kept for it.  A prefetch that runs goes on."""
-        seen = self._seen.pop(handle, None)
-        if seen is not None and seen.prefetch != NO_TASK:
-            self.manager.try_wait([seen.prefetch])
+        self._seen.pop(handle, None)
 
     @property
     def num_seen(self) -> int:
@@ -225,8 +224,10 @@ class FlexKVConnector:
     # ---- the rest ------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Take in what has ended."""
+        """Take in what has ended.  Prefetches outlive their requests, so they are collected here (HS-37)."""
         self.manager.poll()
+        if self._prefetches:
+            self._prefetches.difference_update(self.manager.try_wait(list(self._prefetches)))
 
     def reset(self) -> None:
         """Forget requests; the tiers keep their blocks."""

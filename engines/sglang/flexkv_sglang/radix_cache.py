@@ -35,7 +35,9 @@ from .transfers import open_transfer
 logger = logging.getLogger(__name__)
 
 _ORPHAN_S = 1.0
-"""A finished load that nobody has asked for this long goes into the tree for whoever comes."""
+_ORPHAN_TICKS = 8
+"""A finished load that nobody has asked for so long, and for so many ticks (a pass of the scheduler has
+two, and may take longer than a second), goes into the tree for whoever comes."""
 
 
 @dataclass(eq=False)
@@ -49,7 +51,9 @@ class _Load:
         key: SGLang's key of the whole prompt, copied.
         node: Where it hangs below; locked.
         slots: Device slots, once they are taken.
+        deadline: When SGLang is told to compute the tokens instead, whatever the copy does.
         asked: When SGLang last asked for it.
+        asked_tick: The same, in ticks.
     """
 
     task: int
@@ -58,7 +62,9 @@ class _Load:
     key: Any
     node: Any
     slots: torch.Tensor | None
-    asked: float
+    deadline: float
+    asked: float = 0.0
+    asked_tick: int = 0
 
 
 @dataclass(eq=False)
@@ -90,6 +96,7 @@ class FlexKVRadixCache(SeamRadixCache):
         self._quarantine: list[tuple[int, torch.Tensor]] = []
         self._ordered: list[int] = []
         self._weights_are_suspect = False
+        self._ticks = 0
         super().__init__(ctx)
         pool = compat.kv_pool(ctx)
         planes = device_planes(pool, config.block_tokens, self.page_size)
@@ -148,7 +155,7 @@ class FlexKVRadixCache(SeamRadixCache):
             load = self._begin(handle, req, node, have, count)
         if load is None:
             return Verdict.RECOMPUTE
-        load.asked = time.monotonic()
+        load.asked, load.asked_tick = time.monotonic(), self._ticks
         return self._progress(handle, load, req)
 
     def _begin(self, handle: RequestHandle, req: Any, node: Any, have: int, count: int) -> _Load | None:
@@ -158,7 +165,8 @@ class FlexKVRadixCache(SeamRadixCache):
             return None
         self.inc_lock_ref(node)
         key = compat.prompt_key(req, have + count)
-        load = self._loads[handle] = _Load(task, have, count, key, node, None, time.monotonic())
+        deadline = time.monotonic() + self._engine.load_deadline_s
+        load = self._loads[handle] = _Load(task, have, count, key, node, None, deadline)
         return load
 
     def _progress(self, handle: RequestHandle, load: _Load, req: Any) -> Loaded | Verdict:
@@ -167,7 +175,7 @@ class FlexKVRadixCache(SeamRadixCache):
         manager = self.connector.manager
         if load.slots is None:
             if not self.connector.wait_staged(load.task, self._engine.load_wait_s):
-                return Verdict.ASK_AGAIN
+                return self._ask_again(handle, load)
             if not manager.is_over(load.task):
                 load.slots = compat.alloc_slots(self, load.count)
                 if load.slots is None:
@@ -178,8 +186,15 @@ class FlexKVRadixCache(SeamRadixCache):
         if not self.connector.wait_over(load.task, max(0.0, end - time.monotonic())):
             ticket = manager.ticket(load.task)
             if ticket is None or not ticket.order_behind():
-                return Verdict.ASK_AGAIN
+                return self._ask_again(handle, load)
         return self._collect(handle, load, req)
+
+    def _ask_again(self, handle: RequestHandle, load: _Load) -> Verdict:
+        """Not yet; or no more: a copy cannot be aborted, but its request need not wait for it (HS-3)."""
+        if time.monotonic() < load.deadline:
+            return Verdict.ASK_AGAIN
+        self._give_up(handle)
+        return Verdict.RECOMPUTE
 
     def _collect(self, handle: RequestHandle, load: _Load, req: Any) -> Loaded | Verdict:
         """The load is over, or ordered before whatever the engine does next: into the tree with it."""
@@ -267,6 +282,7 @@ class FlexKVRadixCache(SeamRadixCache):
     # ---- ticks ---------------------------------------------------------------------------------
 
     def on_tick(self) -> None:
+        self._ticks += 1
         self.connector.poll()
         if self._stores:
             self._end_stores()
@@ -289,7 +305,7 @@ class FlexKVRadixCache(SeamRadixCache):
         """Loads whose request went away without a word: what they brought is the tree's."""
         oldest = time.monotonic() - _ORPHAN_S
         for handle, load in list(self._loads.items()):
-            if load.asked > oldest:
+            if load.asked > oldest or load.asked_tick > self._ticks - _ORPHAN_TICKS:
                 continue
             if self.connector.manager.is_over(load.task):
                 self._into_tree(handle, load)

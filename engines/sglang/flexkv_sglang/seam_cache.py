@@ -122,7 +122,7 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
         self.seam = compat.seam()
         self._seam_is_open = False
         self._seam_is_shut = False
-        self._seam_handles: dict[tuple[str, int], RequestHandle] = {}
+        self._seam_handles: dict[tuple[str, int], set[RequestHandle]] = {}
         super().__init__(ctx.params)
         self._seam_is_open = True
 
@@ -311,20 +311,23 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
             keys = [key for key in self._seam_handles if key[0] == handle]
         else:
             keys = [(handle.rid, handle.attempt_id)]
-        for key in keys:
-            known = self._seam_handles.pop(key, None)
-            if known is not None:
+        for key in keys:  # requests of one id cannot be told apart here: what is kept for them goes
+            for known in self._seam_handles.pop(key, ()):
                 self.on_abort(known)
 
     def _seam_handle(self, req: Any) -> RequestHandle:
         handle = compat.request_handle(req)
         if self.seam.reports_aborts:
-            self._seam_handles[(handle.rid, handle.attempt)] = handle
+            self._seam_handles.setdefault((handle.rid, handle.attempt), set()).add(handle)
         return handle
 
     def _seam_end(self, req: Any) -> None:
         handle = compat.request_handle(req)
-        self._seam_handles.pop((handle.rid, handle.attempt), None)
+        known = self._seam_handles.get((handle.rid, handle.attempt))
+        if known is not None:
+            known.discard(handle)
+            if not known:
+                del self._seam_handles[(handle.rid, handle.attempt)]
         self.on_end(handle)
 
     # --- SGLang's calls: the rest ---------------------------------------------------------------
