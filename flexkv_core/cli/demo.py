@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,6 +45,7 @@ Each prompt was computed once. Its KV then came back from the CPU tier, after th
 and from the SSD tier, after the server had been restarted. The tokens of the answers are the same.
 """
 NEW_TOKENS = 16
+REQUEST_TIMEOUT_S = 600.0
 DEFAULT_ENTRIES = 57
 
 
@@ -63,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if every row is as it should be; 1 if one is not; 2 if it could not be run.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as from the keyboard: the server goes first
     progress = Progress()
     args.work.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=args.work.resolve()))
@@ -158,37 +162,39 @@ class Story:
         Raises:
             EngineError: a server could not be started, or did not answer.
         """
-        server = self._start("first")
-        try:
+        with self._serving("first") as server:
             for source in (Source.COMPUTED, Source.HOST):
                 self._ask_all(server, source)
-        finally:
-            self._stop(server)
-        server = self._start("second")
-        try:
+        with self._serving("second") as server:
             self._ask_all(server, Source.STORAGE)
-        finally:
-            self._stop(server)
         self.rows.sort(key=lambda row: [prompt.name for prompt in self.prompts].index(row.prompt))
 
-    def _start(self, name: str) -> ServerProcess:
+    @contextmanager
+    def _serving(self, name: str) -> Iterator[ServerProcess]:
+        """A server that has answered once; whatever happens, it is gone at the end."""
+        server = self._process(name)
+        try:
+            with self.progress.step(f"starting the {name} SGLang server"):
+                server.start()
+            self.page = page_tokens(server.client.server_info())
+            self.progress.call("warming it up", lambda: server.client.generate(WARM_UP, 4))
+            yield server
+            with self.progress.step("stopping it"):
+                server.stop()
+        finally:
+            server.kill()
+
+    def _process(self, name: str) -> ServerProcess:
         flags = ["--model-path", str(self.model), *CPU_FLAGS]
         flags += ["--max-total-tokens", "8192", "--max-running-requests", "4"]
         flags += ["--radix-cache-backend", "flexkv", "--flexkv-config-file", str(self.chain)]
-        flags += self.server_args
-        log = self.folder / f"{name}-server.log"
-        server = ServerProcess(
-            flags, log=log, environment=CPU_ENVIRONMENT, on_wait=self.progress.tick, timeout_s=600.0
+        return ServerProcess(
+            [*flags, *self.server_args],
+            log=self.folder / f"{name}-server.log",
+            environment=CPU_ENVIRONMENT,
+            on_wait=self.progress.tick,
+            timeout_s=REQUEST_TIMEOUT_S,
         )
-        with self.progress.step(f"starting the {name} SGLang server"):
-            server.start()
-        self.page = page_tokens(server.client.server_info())
-        self.progress.call("warming it up", lambda: server.client.generate(WARM_UP, 4))
-        return server
-
-    def _stop(self, server: ServerProcess) -> None:
-        with self.progress.step("stopping it"):
-            server.stop()
 
     def _ask_all(self, server: ServerProcess, source: Source) -> None:
         """Ask each prompt with an empty device, so that whatever is cached came from a tier."""
