@@ -32,5 +32,6 @@ format: setup
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+# One script a question (benchmarks/): each prints what it measured, beside its reference of the same run.
 bench: setup
-	@$(BIN)/python -m benchmarks $(ARGS)
+	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
