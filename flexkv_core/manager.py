@@ -13,7 +13,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -98,7 +98,6 @@ class _Task:
     num_tokens: int
     job: LoadJob | StoreJob | None
     ranges: list[tuple[int, int]]
-    created: float
     is_launched: bool = False
     children: tuple[int, ...] = ()
     status: KVResponseStatus | None = None
@@ -152,6 +151,7 @@ class KVManager:
         self._roots: OrderedDict[Scope, bytes] = OrderedDict()
         self._tasks: dict[int, _Task] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()
+        self._leases: deque[tuple[float, int]] = deque()
         self._numbers = itertools.count(1)
 
     # ---- life ----------------------------------------------------------------------------------
@@ -256,6 +256,27 @@ class KVManager:
             return Lookup(start, None, why="no_salt")
         return self.chain.lookup(self.sequence(tokens, scope), start=start, max_tokens=max_tokens)
 
+    def ask_shared(self, tokens: Tokens, found: Lookup, wait_s: float, *, scope: Scope = _NO_SCOPE) -> bool:
+        """Ask the shared tiers for what ``found`` lacks, and wait a moment for their answer.
+
+        Blocks, at most ``wait_s``; not at all while an earlier question is still unanswered, so that a
+        tier that hangs holds the engine up once and not once a request.
+
+        Returns:
+            Whether the answers are there: look the prompt up again.
+        """
+        if not found.wants_probe or self.chain.num_probes:
+            return False
+        chain = self.sequence(tokens, scope)
+        self.chain.probe(chain, found.num_tokens // self.layout.block_tokens)
+        end = time.monotonic() + wait_s
+        while self.chain.num_probes:
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            self.chain.wait_for_message(left)
+        return True
+
     def get_match(
         self,
         token_ids: Tokens,
@@ -306,7 +327,7 @@ class KVManager:
 
         Args:
             token_ids: The sequence whose KV is final.
-            token_mask: Must begin with True: a store begins at the first token.
+            token_mask: Bool per token; True, then False behind the last token to store.
             scope: What separates the request from others.
             with_tail: Whether a partly filled last block is worth keeping: the sequence ends here.
             label: The request, for receipts.
@@ -315,13 +336,12 @@ class KVManager:
             ``(task_id, mask)``: the tokens whose KV is to be copied out.  With none, the task has ended.
 
         Raises:
-            ValueError: the mask begins with False.
+            ValueError: the mask is not True, then False: a store begins at the first token.
         """
         chain = self.sequence(token_ids, scope)
-        if token_mask is not None and len(token_mask) and not bool(token_mask[0]):
-            raise ValueError("the mask of a store must begin with True")
+        num_tokens = _leading_true(token_mask, chain.num_tokens)
         job = (
-            self.chain.store(chain, chain.num_tokens, with_tail=with_tail, label=label)
+            self.chain.store(chain, num_tokens, with_tail=with_tail, label=label)
             if self.may_share(scope)
             else None
         )
@@ -351,6 +371,8 @@ class KVManager:
         Raises:
             ValueError: an unknown or launched task, or a wrong number of slots.  Nothing was started.
         """
+        if len(set(task_ids)) < len(task_ids):
+            raise ValueError("a task is given twice")
         tasks = [self._launchable(i, slots) for i, slots in zip(task_ids, slot_mappings, strict=True)]
         behind = fence or self._transfer.fence()
         for task, slots in zip(tasks, slot_mappings, strict=True):
@@ -403,7 +425,9 @@ class KVManager:
     def is_over(self, task_id: int) -> bool:
         """Whether nothing of the task touches any slot; True for unknown tasks.  Delivers nothing."""
         task = self._tasks.get(task_id)
-        return task is None or (task.job is None or task.job.is_over)
+        if task is None:
+            return True
+        return all(map(self.is_over, task.children)) if task.job is None else task.job.is_over
 
     def is_staged(self, task_id: int) -> bool:
         """Whether all blocks of a load lie in host slots, so that only the copy is missing."""
@@ -423,8 +447,7 @@ class KVManager:
         """Take in what has ended below.  Cheap when nothing is under way."""
         if self._chain is not None:
             self._chain.poll()
-            if self._tasks:
-                self._end_abandoned()
+            self._end_abandoned()
 
     def try_wait(self, task_ids: Sequence[int]) -> dict[int, KVResponse]:
         """Those of the tasks that have ended, were never launched, or are unknown."""
@@ -465,11 +488,13 @@ class KVManager:
         *,
         is_open: bool = False,
     ) -> _Task:
-        task = _Task(next(self._numbers), num_tokens, job, ranges, self._clock())
+        task = _Task(next(self._numbers), num_tokens, job, ranges)
         self._tasks[task.task_id] = task
         if job is None and not is_open:
             task.status = KVResponseStatus.SUCCESS
             self._remember_ended(task.task_id)
+        else:
+            self._leases.append((self._clock() + _LEASE_S, task.task_id))
         return task
 
     def _remember_ended(self, task_id: int) -> None:
@@ -510,6 +535,7 @@ class KVManager:
             return None
         answers = [self._answer(child) for child in batch.children]
         del self._tasks[batch.task_id]
+        self._ended.pop(batch.task_id, None)
         parts = [answer for answer in answers if answer is not None]
         worst = next((a for a in parts if a.status is not KVResponseStatus.SUCCESS), None)
         return KVResponse(
@@ -524,18 +550,25 @@ class KVManager:
         return task is None or task.status is not None or _status_of(task.job) is not None
 
     def _end_abandoned(self) -> None:
-        """A store that was planned and never launched holds host slots: its lease ends."""
-        oldest = self._clock() - _LEASE_S
-        first = next(iter(self._tasks.values()))
-        if first.created > oldest:
-            return
-        for task in list(self._tasks.values()):
-            if task.created > oldest:
-                return
-            if isinstance(task.job, StoreJob) and not task.is_launched and not task.job.is_over:
+        """Look at tasks whose lease is over.
+
+        A store that was never launched holds host slots: it is given up.  One that has ended and that
+        nobody waited for is only remembered for a while, as empty ones are.
+        """
+        now = self._clock()
+        while self._leases and self._leases[0][0] <= now:
+            _, task_id = self._leases.popleft()
+            task = self._tasks.get(task_id)
+            if task is None:
+                continue
+            if self.is_over(task.task_id):
+                self._remember_ended(task.task_id)
+                continue
+            if isinstance(task.job, StoreJob) and not task.is_launched:
                 logger.warning("[FlexKV] task %d was never launched: given up", task.task_id)
                 self.metrics.count("abandoned_tasks")
                 self.chain.cancel(task.job)
+            self._leases.append((now + _LEASE_S, task_id))
 
 
 def _status_of(job: LoadJob | StoreJob | None) -> KVResponseStatus | None:
@@ -555,6 +588,16 @@ def _mask(num_tokens: int, ranges: Sequence[tuple[int, int]]) -> np.ndarray[Any,
     for start, stop in ranges:
         mask[start:stop] = True
     return mask
+
+
+def _leading_true(mask: Any, num_tokens: int) -> int:
+    """How many tokens at the front are to be stored; the mask must be True, then False."""
+    if mask is None:
+        return num_tokens
+    try:
+        return _leading_false([not flag for flag in mask], num_tokens)
+    except ValueError as exc:
+        raise ValueError("the mask of a store must be True per token to store, then False") from exc
 
 
 def _leading_false(mask: Any, num_tokens: int) -> int:

@@ -47,6 +47,8 @@ _OVER = frozenset({StoreState.DONE, StoreState.FAILED, StoreState.CANCELLED})
 _numbers = itertools.count(1)
 _BACKLOG_SHARE = 0.5
 """Share of the host slots that may wait for one lower tier; beyond it a tier is passed over."""
+_MAYBE_STORED = frozenset({Status.TIMEOUT, Status.UNAVAILABLE, Status.INVALID})
+"""Failures after which the value may be there all the same."""
 
 
 @dataclass(eq=False)
@@ -545,6 +547,8 @@ class Stores:
             if outcome.status is Status.NO_SPACE and not cascade.is_second_try:
                 again.append(block)
                 continue
+            if link.is_indexed and outcome.status in _MAYBE_STORED:
+                link.strays[block.key] = None
             self._metrics.count("store_failures", tier=link.name, cause=outcome.status.value)
             if not end.is_adrift:
                 self._release(block)

@@ -18,7 +18,7 @@ from flexkv_core.testing import FakeClock, FakeDevice, FakeTransfer, context_for
 from flexkv_driver_cpu.config import CpuConfig
 from flexkv_driver_cpu.tier import CpuTier
 
-DEADLINE_S = 20.0
+DEADLINE_S = 5.0
 
 
 def cpu_tier(layout: BlockLayout, blocks: int, name: str = "host") -> CpuTier:
