@@ -64,6 +64,11 @@ class Metrics:
             rows = [*self._counts.items(), *self._gauges.items()]
         return {_series(name, labels): value for (name, labels), value in sorted(rows)}
 
+    def summary(self) -> str:
+        """One line for the log: what was moved, from where, and everything that went wrong, by cause."""
+        rows = [row for row in self.snapshot().items() if row[0].partition("{")[0] in _SUMMARY and row[1]]
+        return " ".join(f"{series}={value:.15g}" for series, value in rows)
+
     def render(self) -> str:
         """All numbers as OpenMetrics text, prefix ``flexkv_``."""
         lines = [f"flexkv_{series} {value:.15g}" for series, value in self.snapshot().items()]
@@ -77,6 +82,26 @@ class Metrics:
             lines.append(f"flexkv_{_series(name + '_count', labels)} {running:.15g}")
             lines.append(f"flexkv_{_series(name + '_sum', labels)} {row[-1]:.15g}")
         return "\n".join([*lines, "# EOF"]) + "\n"
+
+
+_SUMMARY = frozenset(
+    {
+        "tokens",
+        "loaded_tokens",
+        "evicted_blocks",
+        "load_failures",
+        "load_shortened",
+        "lookup_failures",
+        "store_failures",
+        "store_dropped_blocks",
+        "promises_broken",
+        "driver_bugs",
+        "abandoned_tasks",
+        "invalidations",
+        "foreign_blocks",
+        "quarantined_slots",
+    }
+)
 
 
 def _series(name: str, labels: Labels) -> str:

@@ -204,6 +204,9 @@ class EngineConfig(Model):
     shutdown_deadline_s: Seconds = Field(
         30.0, gt=0, description="Longest wait for copies at reset and shutdown."
     )
+    log_counters_s: Seconds = Field(
+        60.0, description="So often one line of counters is logged, if any has changed; 0 never."
+    )
     log_transfers: bool = Field(True, description="One line for each finished transfer.")
 
 

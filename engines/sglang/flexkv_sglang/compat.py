@@ -21,6 +21,8 @@ import torch
 from .seam import Seam, require_supported
 
 _HANDLE = "_flexkv_handle"
+_HEALTH_CHECK = "HEALTH_CHECK"
+"""How SGLang's own requests are named.  Source: sglang 0.5.16 to 0.5.23, constants.py."""
 _serials = itertools.count(1)
 
 
@@ -176,8 +178,14 @@ def request_namespace(req: Any) -> RequestNamespace:
     )
 
 
-def is_plain_text(req: Any) -> bool:
-    """Whether tokens alone determine the request's KV: no media, no embeddings in their place (HS-18)."""
+def is_cacheable(req: Any) -> bool:
+    """Whether a request's KV may be kept and found by its tokens.
+
+    Tokens alone must determine it: no media, no embeddings in their place (HS-18).  SGLang's own
+    health checks are left out too: they would fill tiers with one-token blocks.
+    """
+    if str(req.rid).startswith(_HEALTH_CHECK):
+        return False
     fields = ("multimodal_inputs", "input_embeds", "positional_embed_overrides")
     return all(getattr(req, name, None) is None for name in fields)
 

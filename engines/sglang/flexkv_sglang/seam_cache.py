@@ -220,7 +220,7 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
         """SGLang's query, answered with what the tiers hold beyond the device."""
         base = super().match_prefix(params)
         req = params.req
-        if self.disable or req is None or not compat.is_plain_text(req):
+        if self.disable or req is None or not compat.is_cacheable(req):
             return base
         key = params.key.page_aligned(self.page_size)
         have = compat.match_device_len(base)
@@ -279,7 +279,7 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
 
     def _seam_from_row(self, req: Any, tokens: Sequence[int], *, is_finished: bool) -> None:
         """The tree repointed the request's row to its own slots, up to the protected length."""
-        if self.disable or not compat.is_plain_text(req):
+        if self.disable or not compat.is_cacheable(req):
             return
         row = self.req_to_token_pool.req_to_token[compat.request_row(req)]
         slots = row[: compat.protected_len(req)]
@@ -288,7 +288,7 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
 
     def _seam_from_tree(self, req: Any, num_tokens: int) -> None:
         """The row still names slots that were doubles and are free now, so the tree is asked."""
-        if self.disable or not compat.is_plain_text(req):
+        if self.disable or not compat.is_cacheable(req):
             return
         types = compat.types()
         tokens = (req.origin_input_ids + req.output_ids)[:num_tokens]
