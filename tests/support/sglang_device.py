@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-from flexkv_core import Fence, TransferError
+from flexkv_core import Fence, Ticket, TransferError
 from flexkv_core.transfers.planes import DevicePlanes
 from flexkv_core.transfers.torch_copy import TorchTransfer
 
@@ -25,6 +25,7 @@ class Stream:
         self.lags = False
         self.queued = 0
         self.done = 0
+        self.behind: list[Ticket] = []
         self._passes: deque[Callable[[], None]] = deque()
 
     def launch(self, run: Callable[[], None]) -> None:
@@ -36,8 +37,17 @@ class Stream:
     def run(self, count: int | None = None) -> None:
         """Run the oldest ``count`` passes that are queued; default: all."""
         for _ in range(len(self._passes) if count is None else count):
+            for ticket in self.behind:
+                if not ticket.wait(20.0):
+                    raise AssertionError("the stream waits for a copy that does not end")
+            self.behind.clear()
             self._passes.popleft()()
             self.done += 1
+
+    def abandon(self) -> None:
+        """Forget the passes that are queued: nobody looks at their results any more."""
+        self._passes.clear()
+        self.done = self.queued
 
     def fence(self) -> StreamFence:
         return StreamFence(self, self.queued)
@@ -61,16 +71,25 @@ class StreamFence(Fence):
 
 
 class GatedTransfer(TorchTransfer):
-    """The portable transfer, whose copies wait while a gate is shut (``hold``), whatever the stream does."""
+    """The portable transfer, whose copies wait while a gate is shut, whatever the stream does.
+
+    Attributes:
+        holds_loads, holds_stores: The gates.
+        refuses: So many of the next copies are refused.
+        orders: Its tickets order the stream behind them, as on a device with streams.
+    """
 
     def __init__(self, planes: DevicePlanes, stream: Stream) -> None:
         self.holds_loads = False
         self.holds_stores = False
         self.refuses = 0
+        self.orders = False
+        self._stream = stream
         super().__init__(planes, fence=stream.fence)
 
     def _may_begin(self, copy: Any) -> bool:
         if self.holds_loads if copy.is_load else self.holds_stores:
+            time.sleep(0.001)  # the worker asks again at once, for the fence itself may be passed
             return False
         return super()._may_begin(copy)
 
@@ -78,7 +97,10 @@ class GatedTransfer(TorchTransfer):
         if self.refuses:
             self.refuses -= 1
             raise TransferError("refused by the test", job=job.number)
-        return super()._submit(job, is_load=is_load)
+        ticket = super()._submit(job, is_load=is_load)
+        if self.orders:
+            ticket.order_behind = lambda: self._stream.behind.append(ticket) is None
+        return ticket
 
     def close(self) -> None:
         self.holds_loads = self.holds_stores = False

@@ -226,6 +226,9 @@ class SglangWorld(Books):
     def retract(self, job: Job) -> None:
         """What the scheduler does when decoding runs out of memory."""
         self.running.remove(job)
+        for _, jobs in self.results:  # a pass that is queued has no result for it any more
+            if job in jobs:
+                jobs.remove(job)
         common.release_kv_cache(job.req, self.cache, checkpoint=False)
         common.evict_from_tree_cache(self.cache, len(self.running) * self.page)
         job.req.reset_for_retract()
@@ -462,10 +465,11 @@ class SglangWorld(Books):
         assert not self.open_jobs()
         if not self.cache.may_flush():
             return False
-        self._reset()
+        self.reset()
         return True
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
+        """What SGLang does with the device's side, once it has decided to."""
         self.cache.reset()
         self.rows.clear()
         self.allocator.clear()
@@ -476,7 +480,7 @@ class SglangWorld(Books):
         self.weights += 1
         if flush:
             self.cache.may_flush()
-            self._reset()
+            self.reset()
 
     def poison_free(self) -> np.ndarray[Any, Any]:
         """Overwrite all free slots, as their next owners might; returns them."""
@@ -486,8 +490,7 @@ class SglangWorld(Books):
         return free
 
     def close(self) -> None:
-        self.stream.lags = False
-        self.stream.run()
+        self.stream.abandon()
         self.transfer.holds_loads = self.transfer.holds_stores = False
         for tier in self.tiers.values():
             if isinstance(tier, FaultTier):
@@ -509,12 +512,15 @@ def world(folder: Path, **options: Any) -> Iterator[SglangWorld]:
         made.close()
 
 
-def cpu(capacity: str = "16MiB", **policy: Any) -> dict[str, Any]:
+FEW_THREADS = {"load_threads": 2, "store_threads": 2}
+
+
+def cpu(capacity: str = "2MiB", **policy: Any) -> dict[str, Any]:
     """A host tier."""
-    return {"name": "host", "driver": "cpu", "options": {"capacity": capacity}} | policy
+    return {"name": "host", "driver": "cpu", "options": {"capacity": capacity}} | FEW_THREADS | policy
 
 
-def ssd(folder: Path, capacity: str = "64MiB", **policy: Any) -> dict[str, Any]:
+def ssd(folder: Path, capacity: str = "4MiB", **policy: Any) -> dict[str, Any]:
     """A disk tier in ``folder``."""
     options = {"path": str(folder), "capacity": capacity, "min_free": "1MiB"}
-    return {"name": "disk", "driver": "ssd", "options": options} | policy
+    return {"name": "disk", "driver": "ssd", "options": options} | FEW_THREADS | policy

@@ -27,6 +27,7 @@ from flexkv_core.metrics import Metrics
 from . import compat
 from .compat import RequestHandle, RequestNamespace
 from .connector import FlexKVConnector, TransferLog
+from .counters import CounterLog
 from .identity import AdapterDigests, model_namespace
 from .pools import device_planes
 from .seam_cache import Checkpoint, Loaded, Prompt, SeamRadixCache, Verdict
@@ -118,6 +119,7 @@ class FlexKVRadixCache(SeamRadixCache):
         except BaseException:
             transfer.close()
             raise
+        self._counter_log = CounterLog(metrics, config.engine.log_counters_s)
         self.connector = FlexKVConnector(manager, config.engine, first_tier=config.tiers[0].name)
         logger.info(
             "[FlexKV] Connector ready rank=%d/%d: layerwise=%s, prefetch=%s, tiers=%s, %s, namespace=%s",
@@ -284,6 +286,7 @@ class FlexKVRadixCache(SeamRadixCache):
     def on_tick(self) -> None:
         self._ticks += 1
         self.connector.poll()
+        self._counter_log.tick()
         if self._stores:
             self._end_stores()
         if self._quarantine:
@@ -338,10 +341,12 @@ class FlexKVRadixCache(SeamRadixCache):
     def on_reset(self) -> None:
         if not self.may_flush():
             logger.error("[FlexKV] the device is reset while copies are under way")
+            for store in self._stores:
+                self.connector.release(store.task)  # what it reads from now on is not its tokens' KV
+            self._ordered += [s.task for s in self._stores] + [task for task, _ in self._quarantine]
         self._loads.clear()
         self._stores.clear()
         self._quarantine.clear()
-        self._ordered.clear()
         self.connector.reset()
         self._weights_are_suspect = False
 
@@ -359,6 +364,7 @@ class FlexKVRadixCache(SeamRadixCache):
     def on_shutdown(self) -> None:
         for handle in list(self._loads):
             self._give_up(handle)
+        self._counter_log.log()
         self.connector.shutdown()
 
     def _scope(self, namespace: RequestNamespace) -> Scope:

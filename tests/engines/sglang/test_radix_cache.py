@@ -37,6 +37,15 @@ def test_a_prompt_comes_back_after_a_flush(tmp_path: Path, page: int, pool: str,
         w.check_tree(again, 48)
 
 
+@pytest.mark.parametrize("page", [32, 64, 128])
+def test_other_page_sizes(tmp_path: Path, page: int) -> None:
+    """R64."""
+    with world(tmp_path, page=page, block=128, size=1024, overlap=True, chunk=page) as w:
+        w.ask(range(300), outputs=4)
+        assert w.flush()
+        assert w.ask(range(300), outputs=4).cached == (0, 299 // page * page, 0)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_lengths_at_the_edges(tmp_path: Path, page: int) -> None:
     """R48, R67: prompts of page and block size -1, +0, +1; empty and one-token prompts."""

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("sglang", reason="sglang is not installed (make setup)")
 
-from flexkv_core import EngineError, Tier
+from flexkv_core import EngineError, FlexKVError, Tier
 from flexkv_core.testing import Fault, FaultKind, FaultTier
 from flexkv_sglang.register import build_cache
 from tests.support.sglang_world import SglangWorld, cpu, ssd, world
@@ -278,6 +278,20 @@ def test_a_flush_waits_for_copies_or_is_refused(tmp_path: Path) -> None:
         assert w.ask(range(64)).cached == (0, 63, 0)
 
 
+def test_a_reset_that_cannot_wait_publishes_nothing_of_running_stores(tmp_path: Path) -> None:
+    """SGLang takes no refusal after a change of weights, and whoever calls ``reset`` itself asks nobody."""
+    with world(tmp_path, engine=QUICK | {"shutdown_deadline_s": 0.1}) as w:
+        w.transfer.holds_stores = True
+        w.run(w.submit(range(64), outputs=1))
+        w.reset()
+        w.poison_free()
+        w.transfer.holds_stores = False
+        w.settle()
+        assert w.ask(range(64)).cached == (0, 0, 0)
+        assert w.flush()
+        assert w.ask(range(64)).cached == (0, 63, 0)
+
+
 def test_a_flush_waits_for_loads_that_were_given_up(tmp_path: Path) -> None:
     with world(tmp_path, engine=QUICK | {"shutdown_deadline_s": 0.1}) as w:
         w.ask(range(64))
@@ -389,6 +403,13 @@ def test_the_end_is_bounded_and_may_come_twice(tmp_path: Path, under_way: str) -
     assert time.monotonic() - began < 10
     w.cache.check_hicache_events()  # SGLang may tick once more
     w.close()
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """The transfer has a thread by then, and the first tier its memory (``conftest`` looks)."""
+    (tmp_path / "disk").write_text("not a directory")
+    with pytest.raises(FlexKVError, match="disk"):
+        SglangWorld(tmp_path, tiers=[cpu(), ssd(tmp_path / "disk")])
 
 
 # ---- what is refused ----------------------------------------------------------------------------

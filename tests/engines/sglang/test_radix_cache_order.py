@@ -133,6 +133,29 @@ def test_a_load_waits_for_passes_that_may_write_its_slots(tmp_path: Path, cured:
             w.is_broken = True
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_pass_is_ordered_behind_its_load(tmp_path: Path, page: int) -> None:
+    """On a device with streams nobody waits for the copy: the next pass does, on the device."""
+    with world(tmp_path, page=page, engine=QUICK | {"shutdown_deadline_s": 0.1}) as w:
+        w.ask(range(64))
+        assert w.flush()
+        w.transfer.orders = w.transfer.holds_loads = w.stream.lags = True
+        job = w.submit([*range(64), 1], outputs=1)
+        w.cache.check_hicache_events()
+        batch = w._prefill()
+        assert batch is not None
+        w.results.append(batch)
+        assert job.cached == (0, 64, 0)
+        assert w.cache._ordered
+        w.check()
+        assert not w.cache.may_flush(), "a flush would give the slots away under the copy"
+        w.transfer.holds_loads = False
+        w.stream.run()
+        w.run(job)
+        w.settle()
+        assert not w.cache._ordered
+
+
 def _run_behind(w: SglangWorld) -> None:
     """Pass after pass, each queued before it runs, until one finds a fault."""
     while True:
@@ -329,6 +352,7 @@ def test_two_requests_load_one_prefix(tmp_path: Path, page: int, how: str) -> No
             assert w.cache.evictable_size() == 64
             w.check()
         w.run()
+        w.settle()
         assert w.allocator.available_size() + w.cache.evictable_size() == w.size
 
 
