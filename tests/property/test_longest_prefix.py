@@ -1,4 +1,4 @@
-"""With room for everything, a hit is the longest prefix that any stored prompt shares, and its bytes are right."""
+"""With room for all, a hit is the longest prefix that any stored prompt shares, byte for byte."""
 
 from __future__ import annotations
 

@@ -1,0 +1,314 @@
+"""Each wrapper alone: guard, check, retry, breaker, meter; then all of them in their order."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexkv_core.errors import (
+    CorruptBlockError,
+    TierAccessError,
+    TierClosedError,
+    TierError,
+    TierFullError,
+    TierTimeoutError,
+    TierUnavailableError,
+    UnsupportedOperationError,
+)
+from flexkv_core.metrics import Metrics
+from flexkv_core.models import TierConfig
+from flexkv_core.testing import (
+    FakeClock,
+    Fault,
+    FaultKind,
+    FaultTier,
+    MemoryTier,
+    aligned_buffer,
+    context_for,
+    make_values,
+    small_layout,
+)
+from flexkv_core.tier import BufferState, Outcome, Status, TierCapabilities
+from flexkv_core.wrappers import wrap
+from flexkv_core.wrappers.breaker import BreakerTier
+from flexkv_core.wrappers.deadline import remaining_s, within
+from flexkv_core.wrappers.guard import GuardedTier
+from flexkv_core.wrappers.meter import MeteredTier
+from flexkv_core.wrappers.retry import RetriedTier
+from flexkv_core.wrappers.verify import VerifiedTier
+
+LAYOUT = small_layout()
+VALUES = make_values(LAYOUT, 4)
+KEYS = [value.key for value in VALUES]
+
+
+@pytest.fixture
+def tier() -> FaultTier:
+    made = FaultTier(MemoryTier(context_for(LAYOUT)))
+    made.store(KEYS, [value.view for value in VALUES])
+    made.calls.clear()
+    return made
+
+
+def buffers(count: int = 4) -> list[memoryview]:
+    return [aligned_buffer(LAYOUT.slot_bytes) for _ in range(count)]
+
+
+def statuses(outcomes) -> list[str]:
+    return [outcome.status.value for outcome in outcomes]
+
+
+# ---- guard ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["lookup", "load", "store", "evict"])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (TierTimeoutError("x"), "timeout"),
+        (TierUnavailableError("x"), "unavailable"),
+        (TierFullError("x"), "no_space"),
+        (TierAccessError("x"), "denied"),
+        (TierClosedError("x"), "cancelled"),
+        (CorruptBlockError("x"), "corrupt"),
+        (UnsupportedOperationError("x"), "unsupported"),
+        (TierError("x"), "invalid"),
+        (ZeroDivisionError("x"), "unavailable"),
+    ],
+)
+def test_guard_turns_errors_into_outcomes(tier, operation, error, status):
+    metrics = Metrics()
+    tier.add(operation, Fault(FaultKind.RAISE, error=error))
+    views = [value.view for value in VALUES]
+    call = getattr(GuardedTier(tier, "t", metrics), operation)
+    assert statuses(call(KEYS, views) if operation in ("load", "store") else call(KEYS)) == [status] * 4
+    assert metrics.value("driver_bugs") == (not isinstance(error, TierError))
+
+
+@pytest.mark.parametrize("kind", ["RETURN_NONE", "RETURN_SHORT", "RETURN_LONG", "RETURN_JUNK"])
+def test_guard_answers_for_every_key(tier, kind):
+    metrics = Metrics()
+    tier.add("load", Fault(FaultKind[kind]))
+    assert statuses(GuardedTier(tier, "t", metrics).load(KEYS, buffers())) == ["invalid"] * 4
+    assert metrics.value("driver_bugs", operation="load") == 1
+
+
+# ---- check ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["FLIP", "TRUNCATE", "SWAP", "LIE"])
+def test_check_refuses_what_is_not_the_block(tier, kind):
+    tier.store(KEYS, [value.view for value in VALUES])
+    tier.add("load", Fault(FaultKind[kind], at=(1,), bit=8 * 4097))
+    views = buffers()
+    outcomes = VerifiedTier(tier, LAYOUT).load(KEYS, views)
+    assert statuses(outcomes) == ["ok", "corrupt", "ok", "ok"]
+    assert outcomes[0].num_bytes == VALUES[0].num_bytes
+
+
+def test_every_bit_counts(tier):
+    value = VALUES[3]
+    payload = range(LAYOUT.header_bytes, value.num_bytes, 97)
+    for at in [*range(0, 128, 5), 191, 192, 200, *payload]:
+        tier.add("load", Fault(FaultKind.FLIP, bit=8 * at + at % 8))
+        (outcome,) = VerifiedTier(tier, LAYOUT).load([value.key], buffers(1))
+        assert outcome.status is Status.CORRUPT, at
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        Outcome(Status.OK, 0, BufferState.COMPLETE),
+        Outcome(Status.OK, 1 << 40, BufferState.COMPLETE),
+        Outcome(Status.OK, -5, BufferState.COMPLETE),
+        Outcome(Status.OK, 5000, BufferState.UNTOUCHED),
+    ],
+)
+def test_check_believes_no_impossible_claim(tier, claim, monkeypatch):
+    monkeypatch.setattr(tier, "load", lambda keys, into: [claim])
+    (outcome,) = VerifiedTier(tier, LAYOUT).load(KEYS[:1], buffers(1))
+    assert outcome.status is Status.INVALID
+
+
+@pytest.mark.parametrize("alignment", [1, 512, 4096])
+def test_stored_values_are_padded_to_the_alignment(alignment):
+    inner = MemoryTier(context_for(LAYOUT), TierCapabilities(alignment_bytes=alignment))
+    values = make_values(LAYOUT, 4, alignment_bytes=4096)
+    VerifiedTier(inner, LAYOUT).store(KEYS, [value.view for value in values])
+    for value in values:
+        length = len(inner.medium.values[value.key])
+        assert length % alignment == 0
+        assert value.num_bytes <= length < value.num_bytes + alignment
+
+
+# ---- retry ---------------------------------------------------------------------------------------
+
+
+def test_only_what_may_work_is_tried_again(tier):
+    pauses: list[float] = []
+    tier.add(
+        "load",
+        Fault(FaultKind.FAIL_KEYS, at=(0,), status=Status.UNAVAILABLE),
+        Fault(FaultKind.FAIL_KEYS, status=Status.TIMEOUT),
+    )
+    outcomes = RetriedTier(tier, 3, pauses.append).load(KEYS, buffers())
+    assert statuses(outcomes) == ["ok"] * 4
+    assert tier.calls == [("load", 4), ("load", 1), ("load", 1)]
+    assert 0 < pauses[0] < pauses[1] * 3
+
+
+@pytest.mark.parametrize(
+    "status", [Status.MISS, Status.CORRUPT, Status.NO_SPACE, Status.DENIED, Status.INVALID]
+)
+def test_final_outcomes_are_final(tier, status):
+    tier.add("load", Fault(FaultKind.FAIL_KEYS, status=status))
+    RetriedTier(tier, 3, lambda _s: None).load(KEYS, buffers())
+    assert len(tier.calls) == 1
+
+
+def test_a_buffer_in_doubt_is_not_tried_again(tier):
+    tier.add("load", Fault(FaultKind.FAIL_KEYS, status=Status.TIMEOUT, buffer=BufferState.UNCERTAIN))
+    RetriedTier(tier, 3, lambda _s: None).load(KEYS, buffers())
+    assert len(tier.calls) == 1
+
+
+def test_tries_are_counted_and_end(tier):
+    tier.always("store", Fault(FaultKind.FAIL_KEYS))
+    outcomes = RetriedTier(tier, 2, lambda _s: None).store(KEYS, [value.view for value in VALUES])
+    assert statuses(outcomes) == ["unavailable"] * 4
+    assert len(tier.calls) == 3
+
+
+def test_no_try_goes_beyond_the_deadline(tier):
+    clock = FakeClock()
+    tier.always("lookup", Fault(FaultKind.FAIL_KEYS))
+    with within(clock() + 0.1, clock):
+        RetriedTier(tier, 10, clock.advance).lookup(KEYS)
+        assert remaining_s() > -0.1
+    assert 1 < len(tier.calls) < 10
+    assert remaining_s() == float("inf")
+
+
+# ---- breaker -------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A breaker over a tier that fails on command, and the changes it told."""
+
+    def __init__(self, tier: FaultTier, failures: int = 2) -> None:
+        self.tier, self.clock, self.changes = tier, FakeClock(), []
+        self.breaker = BreakerTier(
+            GuardedTier(tier, "t", Metrics()),
+            failures=failures,
+            reset_s=5.0,
+            on_change=lambda state, _reason: self.changes.append(state),
+            clock=self.clock,
+        )
+
+    def ask(self, fault: Fault | None = None) -> str:
+        self.tier.always("lookup", fault)
+        return self.breaker.lookup(KEYS[:1])[0].status.value
+
+
+DOWN = Fault(FaultKind.RAISE)
+
+
+def test_breaker_opens_probes_and_closes(tier):
+    w = Watched(tier)
+    assert w.ask(DOWN) == "unavailable"
+    assert w.breaker.is_up
+    assert w.ask() == "ok"
+    assert [w.ask(DOWN), w.ask(DOWN)] == ["unavailable"] * 2
+    assert not w.breaker.is_up
+    calls = len(tier.calls)
+    assert w.ask() == "unavailable"
+    assert len(tier.calls) == calls
+    w.clock.advance(5)
+    assert w.breaker.wants_probe
+    assert w.ask(DOWN) == "unavailable"
+    assert not w.breaker.wants_probe
+    w.clock.advance(5)
+    assert w.ask() == "ok"
+    assert w.breaker.is_up
+    assert w.changes == ["down", "probing", "probing", "up"]
+
+
+@pytest.mark.parametrize("status", [Status.MISS, Status.CORRUPT, Status.NO_SPACE])
+def test_what_says_something_of_a_block_says_nothing_of_the_tier(tier, status):
+    w = Watched(tier)
+    for _ in range(5):
+        w.ask(Fault(FaultKind.FAIL_KEYS, status=status))
+    assert w.breaker.is_up
+
+
+def test_some_keys_failing_is_no_outage(tier):
+    w = Watched(tier, failures=1)
+    tier.add("lookup", Fault(FaultKind.FAIL_KEYS, at=(0,)))
+    w.breaker.lookup(KEYS)
+    assert w.breaker.is_up
+
+
+def test_zero_failures_means_never(tier):
+    w = Watched(tier, failures=0)
+    for _ in range(20):
+        w.ask(DOWN)
+    w.breaker.report(Status.TIMEOUT, "late")
+    assert w.breaker.is_up
+
+
+def test_calls_that_were_given_up_count(tier):
+    w = Watched(tier)
+    for _ in range(2):
+        w.breaker.report(Status.TIMEOUT, "late")
+    assert not w.breaker.is_up
+
+
+def test_one_probe_at_a_time_and_a_broken_one_is_over(tier):
+    w = Watched(tier, failures=1)
+    w.ask(DOWN)
+    w.clock.advance(5)
+    seen = []
+
+    class Inner(FaultTier):
+        def lookup(self, keys):
+            seen.append(w.breaker.lookup(keys)[0].status)  # while the probe is under way
+            raise SystemExit
+
+    w.breaker.inner = Inner(tier)
+    with pytest.raises(SystemExit):
+        w.breaker.lookup(KEYS[:1])
+    assert seen == [Status.UNAVAILABLE]
+    w.breaker.inner = tier
+    w.clock.advance(5)
+    assert w.ask() == "ok"
+
+
+# ---- meter and the stack -------------------------------------------------------------------------
+
+
+def test_meter_counts_by_operation_and_status(tier):
+    metrics = Metrics()
+    metered = MeteredTier(tier, "t", metrics)
+    metered.load(KEYS, buffers())
+    metered.evict(KEYS[:1])
+    metered.lookup(KEYS)
+    assert metrics.value("tier_blocks", operation="load", status="ok") == 4
+    assert metrics.value("tier_blocks", operation="lookup", status="miss") == 1
+    assert metrics.value("tier_bytes", operation="load") == sum(len(value.view) for value in VALUES)
+    assert metrics.value("tier_bytes", operation="lookup") == 0
+    assert 'tier_call_seconds_count{operation="evict",tier="t"} 1' in metrics.render()
+
+
+def test_the_stack_retries_inside_the_breaker_and_never_a_damaged_block(tier):
+    config = TierConfig(name="t", driver="x", retries=2, breaker_failures=2)
+    changes: list[str] = []
+    wrapped = wrap(tier, config, LAYOUT, Metrics(), lambda state, _r: changes.append(state), FakeClock())
+    tier.add("load", Fault(FaultKind.FLIP))
+    assert statuses(wrapped.tier.load(KEYS[:1], buffers(1))) == ["corrupt"]
+    assert len(tier.calls) == 1
+    tier.always("load", DOWN)
+    wrapped.tier.load(KEYS[:1], buffers(1))
+    assert len(tier.calls) == 4
+    assert wrapped.breaker.is_up
+    wrapped.tier.load(KEYS[:1], buffers(1))
+    assert changes == ["down"]
+    assert len(tier.calls) == 7
