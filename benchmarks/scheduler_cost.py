@@ -1,7 +1,8 @@
 """What the chain costs the scheduler's thread: keys, lookup, and the bookkeeping of loads and stores.
 
 The host pool is real, copies are not made (a transfer that ends at once), so what is measured is the
-Python of the calling thread, in processor time of that thread.  Reference of the same run: SHA-256 over the same tokens, one call a block.
+Python of the calling thread, in processor time of that thread.  Reference of the same run: SHA-256 over
+the same tokens, one call a block.
 
     python benchmarks/scheduler_cost.py [--tokens 32768] [--block 64] [--rounds 20]
 """
@@ -29,7 +30,7 @@ class InstantTransfer(Transfer):
     def __init__(self, layout: BlockLayout) -> None:
         self.layout = layout
 
-    def register(self, region: HostRegion) -> None:
+    def register(self, region: HostRegion) -> None:  # noqa: ARG002 - nothing to pin
         return
 
     def fence(self) -> PassedFence:
@@ -56,7 +57,9 @@ def median_ms(run: Callable[[], Any], rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--block", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=20)
@@ -71,10 +74,14 @@ def main() -> None:
             "engine": {"max_store_tokens": 10**9},
         }
     )
-    manager = KVManager(config, layout=layout, namespace=Namespace(model="bench"), transfer=InstantTransfer(layout))
+    manager = KVManager(
+        config, layout=layout, namespace=Namespace(model="bench"), transfer=InstantTransfer(layout)
+    )
     manager.start()
     rng = random.Random(0)
-    prompts = [array("q", [rng.randrange(150_000) for _ in range(args.tokens)]) for _ in range(args.rounds + 1)]
+    prompts = [
+        array("q", [rng.randrange(150_000) for _ in range(args.tokens)]) for _ in range(args.rounds + 1)
+    ]
     slots = array("q", range(args.tokens))
     timings: dict[str, list[float]] = {}
 

@@ -1,0 +1,115 @@
+"""What the chain costs a server with nothing to reuse: the real SGLang on the CPU, with it and without.
+
+    python benchmarks/serving_overhead.py [--prompts 12] [--tokens 256] [--new 8] [--rounds 3]
+
+SmolLM2-135M, prompts that share nothing, four at a time.  Two servers, the plain radix cache and a CPU + SSD
+chain, are up together and asked in turn, so both see the same machine; each figure is the median of the
+rounds.  Every prompt is stored in both tiers while it is served.  The processor time of a server's
+processes is the steadier figure on a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from flexkv_core.cli._demo_model import is_complete, write_smollm2  # noqa: E402 - the path comes first
+from flexkv_core.cli._process import CPU_ENVIRONMENT, CPU_FLAGS, ServerProcess  # noqa: E402
+
+SHIM = ROOT / "tests" / "support" / "sglang_cpu_shim"
+CHAIN = """version: 1
+tiers:
+  - {{name: host, driver: cpu, options: {{capacity: 1GiB}}}}
+  - {{name: disk, driver: ssd, options: {{path: {path}, capacity: 2GiB}}}}
+engine: {{log_transfers: false}}
+"""
+
+
+def server(model: Path, work: Path, name: str, flags: list[str]) -> ServerProcess:
+    fixed = [
+        "--model-path",
+        str(model),
+        *CPU_FLAGS,
+        "--max-running-requests",
+        "4",
+        "--max-total-tokens",
+        "16384",
+    ]
+    environment = {**CPU_ENVIRONMENT, "PYTHONPATH": str(SHIM)}
+    return ServerProcess([*fixed, *flags], log=work / f"{name}.log", environment=environment, timeout_s=600)
+
+
+def processor_s(running: ServerProcess) -> float:
+    """Processor time so far of all processes of a server."""
+    assert running._process is not None
+    first = psutil.Process(running._process.pid)
+    times = [child.cpu_times() for child in [first, *first.children(recursive=True)]]
+    return sum(t.user + t.system for t in times)
+
+
+def one_round(running: ServerProcess, prompts: list[list[int]], new: int) -> tuple[float, float]:
+    """Wall seconds and processor seconds of answering all prompts, four at a time."""
+    before, began = processor_s(running), time.perf_counter()
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda ids: running.client.generate(ids, new), prompts))
+    wall = time.perf_counter() - began
+    assert all(answer.cached_tokens < 4 for answer in answers), "the prompts were to share nothing"
+    return wall, processor_s(running) - before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--new", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    model = ROOT / ".cache" / "demo" / "smollm2-135m"
+    if not is_complete(model):
+        write_smollm2(model)
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        chain = work / "chain.yaml"
+        chain.write_text(CHAIN.format(path=work / "ssd"))
+        ours = ["--radix-cache-backend", "flexkv", "--flexkv-config-file", str(chain)]
+        with server(model, work, "plain", []) as plain, server(model, work, "flexkv", ours) as chained:
+            rows: dict[str, list[tuple[float, float]]] = {"plain": [], "flexkv": []}
+            for number in range(args.rounds + 1):
+                turns = [("plain", plain), ("flexkv", chained)]
+                for name, running in turns if number % 2 else reversed(turns):
+                    prompts = [
+                        [rng.randrange(1000, 40000) for _ in range(args.tokens)] for _ in range(args.prompts)
+                    ]
+                    result = one_round(running, prompts, args.new)
+                    if number:  # the first warms up
+                        rows[name].append(result)
+    print(f"{platform.machine()}, {psutil.cpu_count()} processors, Python {platform.python_version()}")
+    print(
+        f"{args.prompts} prompts of {args.tokens} tokens, {args.new} new ones each; median of {args.rounds}"
+    )
+    wall = {name: statistics.median(row[0] for row in found) for name, found in rows.items()}
+    work_s = {name: statistics.median(row[1] for row in found) for name, found in rows.items()}
+    for name in rows:
+        rate = args.prompts * (args.tokens + args.new) / wall[name]
+        print(f"  {name:8} {wall[name]:8.2f} s  {rate:8.1f} tokens/s  {work_s[name]:8.2f} processor s")
+    print(f"  throughput lost: {1 - wall['plain'] / wall['flexkv']:+.1%}")
+    print(f"  processor time added: {work_s['flexkv'] / work_s['plain'] - 1:+.1%}")
+
+
+if __name__ == "__main__":
+    main()
