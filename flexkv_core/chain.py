@@ -258,7 +258,8 @@ class TierChain:
         for run in match.runs:
             first = max(run.first, start // match.block_tokens)
             if is_host and run.tier == 0:
-                room -= run.last - run.first  # pinned, so that nothing can come in their place
+                if run.last > first:
+                    room -= run.last - run.first  # pinned, so that nothing can come in their place
                 runs.append(run)
                 continue
             if run.last <= first:
@@ -435,6 +436,8 @@ class TierChain:
         is_final = isinstance(message, Returned) or not message.is_adrift
         if is_final:
             link.strays.update(dict.fromkeys(message.call.left))
+            if message.call.left:
+                self.metrics.count("evict_failures", len(message.call.left), tier=link.name)
         is_answering = isinstance(message, Completed) and any(o.is_ok for o in message.outcomes)
         if link.strays and is_answering:
             keys = [key for key in link.strays if not self.index.has(link.number, key)]
@@ -457,7 +460,10 @@ class TierChain:
         for tier, tokens in receipt.tokens_by_tier.items():
             if receipt.num_tokens:
                 self.metrics.count("loaded_tokens", tokens, tier=tier)
-        self._on_receipt(receipt)
+        try:
+            self._on_receipt(receipt)
+        except Exception:  # noqa: BLE001 - what listens must not keep a job from letting go of its slots
+            logger.exception("[FlexKV] a receipt could not be handed over")
 
     def _state_changed(self, tier: str, state: str, reason: str) -> None:
         level = logging.INFO if state == "up" else logging.WARNING

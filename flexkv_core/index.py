@@ -208,6 +208,11 @@ class BlockIndex:
         places = self._places[tier]
         return [i for i, key in enumerate(keys) if key not in places]
 
+    def unready(self, tier: int, keys: Sequence[BlockKey]) -> list[int]:
+        """Positions of the keys that cannot be read in ``tier``."""
+        ready = self._ready[tier]
+        return [i for i, key in enumerate(keys) if key not in ready]
+
     def keys(self, tier: int) -> list[BlockKey]:
         """All keys in a tier."""
         return list(self._places[tier])

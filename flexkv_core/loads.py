@@ -168,6 +168,7 @@ class Loads:
             where nothing can be brought.
         """
         plan = plan_load(chain, match, start)
+        self._cut_vanished(plan)
         job = LoadJob(label, start, plan, begun=now, deadline=deadline, is_prefetch=is_prefetch)
         self._take_host_blocks(job)
         to_fill = [i for i, slot in enumerate(job.slots) if slot < 0]
@@ -213,6 +214,17 @@ class Loads:
                 self._give_up(job, LoadState.FAILED, Status.TIMEOUT.value, now)
 
     # ---- staging -------------------------------------------------------------------------------
+
+    def _cut_vanished(self, plan: LoadPlan) -> None:
+        """What was matched may have left since: bring what stands before the first gap."""
+        for tier in set(plan.tiers):
+            if not self._links[tier].is_indexed:
+                continue
+            unready = self._index.unready(tier, plan.keys)
+            gap = next((i for i in unready if plan.tiers[i] == tier), None)
+            if gap is not None:
+                self._metrics.count("load_shortened", len(plan.keys) - gap, cause="vanished")
+                plan.cut(gap)
 
     def _take_host_blocks(self, job: LoadJob) -> None:
         """Blocks that lie in the first tier: their slots, and one pin at the end of each run."""

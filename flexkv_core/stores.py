@@ -193,6 +193,7 @@ class Stores:
             page_tokens=page_tokens,
             with_tail=with_tail and self.keeps_tails,
         )
+        self._drop_known_tail(plan)
         self._limit(plan)
         if not plan.keys:
             return None
@@ -273,6 +274,14 @@ class Stores:
             for i, key in enumerate(keys)
             if key not in self._copying and not all(self._has(link, key) for link in takers)
         ]
+
+    def _drop_known_tail(self, plan: StorePlan) -> None:
+        """Tiers that keep no tails never have one, and are no reason to copy it again."""
+        if self._kept_in is not None or not plan.keys or plan.counts[-1] == self._layout.block_tokens:
+            return
+        takers = [link for link in self._links if link.takes_stores and link is not self._host_link]
+        if all(self._has(link, plan.keys[-1]) for link in takers if link.keeps_tails):
+            plan.cut(len(plan.keys) - 1)
 
     def _has(self, link: Link, key: BlockKey) -> bool:
         if link.is_indexed:
@@ -419,9 +428,10 @@ class Stores:
         if len(blocks) > fits:
             self._put_off(link, blocks[fits:])
             blocks = blocks[:fits]
+        evicted = [*evicted, *self._make_room(link, blocks)] if blocks else evicted
         if not blocks:
+            link.evict(evicted, now)  # they are out of the index: nobody else would remove them
             return
-        evicted = [*evicted, *self._make_room(link, blocks)]
         for block in blocks:
             self._hold(block)
             link.storing.add(block.key)

@@ -273,3 +273,76 @@ def test_stores_in_flight_are_not_copied_twice_without_a_first_tier(worlds):
     world.until(lambda: tier.release() or not world.chain.num_under_way)
     assert first.state == second.state == "done"
     assert len(tier.inner.medium.values) == 6
+
+
+@pytest.mark.parametrize("host_blocks", [0, 8])
+def test_blocks_that_vanish_behind_a_promise_shorten_the_load(worlds, host_blocks):
+    tier = memory()
+    rows = [(cpu_tier(LAYOUT, host_blocks), {})] if host_blocks else []
+    world = worlds([*rows, (tier, {})], staging=16 * LAYOUT.slot_bytes)
+    tokens = prompt(1, 4)
+    world.store(tokens)
+    lookup = world.chain.lookup(world.sequence(tokens))
+    for key in reversed(world.sequence(tokens).keys()[2:]):
+        world.chain.index.remove(0, key)
+        tier.medium.values.pop(key, None)
+        if host_blocks:
+            world.chain.host.direct.evict([key])
+    job = world.chain.load(world.sequence(tokens), lookup, start=0)
+    assert job.num_tokens == 2 * BLOCK
+    assert world.count("load_shortened", cause="vanished") == 2
+    world.chain.cancel(job)
+    world.settle()
+    world.chain.forget_all()
+    assert world.chain.load(world.sequence(tokens), lookup, start=0) is None
+    world.settle()
+
+
+def test_blocks_before_the_start_do_not_count_against_the_room(worlds):
+    tier = memory()
+    world = worlds([(cpu_tier(LAYOUT, 32), {}), (tier, {})])
+    tokens = prompt(1, 12)
+    world.store(tokens)
+    world.close()
+    small = restarted(worlds, tier, 8)
+    assert small.load(tokens[: 4 * BLOCK]) == 4 * BLOCK
+    assert small.load(tokens, start=4 * BLOCK) == 8 * BLOCK
+
+
+def test_evictions_of_a_second_try_that_is_put_off_are_carried_out(worlds):
+    tier = FaultTier(memory(8))
+    world = worlds([(cpu_tier(LAYOUT, 8), {}), (tier, {"store_threads": 1})])
+    world.store(prompt(1, 4))
+    tier.add("store", Fault(FaultKind.FAIL_KEYS, status=Status.NO_SPACE), Fault(FaultKind.HANG))
+    world.begin_store(prompt(2, 2))
+    world.begin_store(prompt(3, 4))
+    world.until(lambda: tier.release() or not world.chain.num_under_way)
+    world.settle()
+    assert set(world.chain.index.keys(1)) == set(tier.inner.medium.values)
+
+
+@pytest.mark.parametrize("policy", [{"write": "never"}, {"read_only": True}])
+def test_a_tail_is_not_copied_again_and_again_for_tiers_that_keep_none(worlds, policy):
+    shared = memory(shared=True, can_list=False)
+    world = worlds([(cpu_tier(LAYOUT, 16), policy), (memory(), {}), (shared, {})])
+    tokens = prompt(1, 2.5)
+    assert world.store(tokens).num_tokens == len(tokens)
+    assert world.store(tokens) is None
+
+
+def test_a_tail_that_no_tier_keeps_is_not_copied(worlds):
+    world = worlds([(cpu_tier(LAYOUT, 16), {"read_only": True}), (memory(), {"store_tails": False})])
+    assert world.store(prompt(1, 2.5)).num_tokens == 2 * BLOCK
+
+
+def test_a_receipt_that_nobody_takes_costs_nothing(worlds, caplog):
+    world = worlds([(cpu_tier(LAYOUT, 8), {}), (memory(), {})])
+
+    def fail(_receipt) -> None:
+        raise RuntimeError("listener")
+
+    world.chain._on_receipt = fail
+    world.store(prompt(1, 2))
+    assert world.load(prompt(1, 2)) == 2 * BLOCK
+    assert len(world.chain.links[1].raw.medium.values) == 2
+    assert "receipt" in caplog.text
