@@ -511,7 +511,13 @@ class Stores:
         return passing
 
     def _submit(
-        self, link: Link, blocks: list[_Passing], evicted: list[BlockKey], now: float, *, is_second_try: bool
+        self,
+        link: Link,
+        blocks: list[_Passing],
+        evicted: Sequence[BlockKey],
+        now: float,
+        *,
+        is_second_try: bool,
     ) -> None:
         num_bytes = len(blocks) * self._layout.slot_bytes
         link.backlog_bytes += num_bytes
