@@ -193,7 +193,12 @@ class TierChain:
             chain: The prompt, under its namespace.
             start: Tokens that the engine has already.
             max_tokens: Longest prefix that is of use; default: all.
+
+        Raises:
+            ValueError: ``start`` is negative, or the blocks are of another size.
         """
+        if start < 0:
+            raise ValueError(f"start is {start}")
         if chain.num_tokens <= start:
             return Lookup(start, None, why="all")
         limit = chain.num_tokens if max_tokens is None else min(max_tokens, chain.num_tokens)

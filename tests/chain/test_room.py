@@ -346,3 +346,19 @@ def test_a_receipt_that_nobody_takes_costs_nothing(worlds, caplog):
     assert world.load(prompt(1, 2)) == 2 * BLOCK
     assert len(world.chain.links[1].raw.medium.values) == 2
     assert "receipt" in caplog.text
+
+
+def test_batches_that_overtake_each_other_have_made_their_own_room(worlds):
+    tier = FaultTier(memory(2, max_batch=1))
+    world = worlds([(cpu_tier(LAYOUT, 8), {}), (tier, {"store_threads": 2})])
+    world.store(prompt(1, 2))
+    tier.add("evict", Fault(FaultKind.HANG))
+    world.begin_store(prompt(2, 2))
+    world.chain.poll()
+    tier.wait_hanging()
+    world.until(lambda: world.chain.index.unready(1, world.sequence(prompt(2, 2)).keys()) != [0, 1])
+    tier.release()
+    world.settle()
+    assert world.count("store_failures") == 0
+    assert world.count("evicted_blocks", tier="tier1") == 2
+    assert len(tier.inner.medium.values) == 2

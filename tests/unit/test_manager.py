@@ -350,3 +350,40 @@ def test_before_start():
         engine.manager.lookup(tokens(3))
     engine.manager.shutdown()
     engine.transfer.close()
+
+
+@pytest.mark.parametrize("start", [0, 3, 8, 9, 100])
+@pytest.mark.parametrize("length", [0, 1, 8, 9])
+@pytest.mark.parametrize("limit", [None, -1, 0, 5, 100])
+def test_any_start_and_limit_is_answered(engine, start, length, limit):
+    engine.store(tokens(8))
+    found = engine.manager.lookup(tokens(length), start=start, max_tokens=limit)
+    reach = min(8, length, max(0, limit) if limit is not None else length)
+    assert found.num_tokens == max(start, reach)
+    task, mask = engine.manager.get_match(tokens(length), start=start, max_tokens=limit)
+    assert mask.sum() == max(0, reach - start)
+    engine.manager.cancel([task])
+    engine.manager.wait([task])
+    assert engine.is_idle
+
+
+@pytest.mark.parametrize("wrong", [[1 << 64], ["a"], [1.5], np.zeros((2, 2), dtype=np.int64), np.zeros(2)])
+def test_token_ids_that_are_none_are_refused(engine, wrong):
+    for call in (engine.manager.lookup, engine.manager.get_match, engine.manager.put_match):
+        with pytest.raises(ValueError):
+            call(wrong)
+    assert engine.is_idle
+
+
+def test_a_negative_start_is_refused(engine):
+    engine.store(tokens(8))
+    with pytest.raises(ValueError):
+        engine.manager.get_match(tokens(8), start=-1)
+    assert engine.is_idle
+
+
+def test_ids_at_the_ends_of_their_range_are_kept_apart(engine):
+    low, high = [-(1 << 63)] * 4, [(1 << 63) - 1] * 4
+    engine.store(low)
+    assert engine.manager.lookup(low).num_tokens == 4
+    assert engine.manager.lookup(high).num_tokens == 0
