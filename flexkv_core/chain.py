@@ -56,7 +56,8 @@ class Lookup:
         match: The blocks that make it up; None where nothing is worth loading.
         tokens_by_tier: Tokens behind ``start`` by tier.
         wants_probe: Whether a shared tier should be asked for more (see ``TierChain.prefetch``).
-        why: Why not more, in a word: ``all``, ``miss``, ``tier_down``, ``host_slots``, ``recompute``.
+        why: Why not more, in a word: ``all``, ``miss``, ``tier_down``, ``host_slots``, ``recompute``,
+            ``closed``.
     """
 
     num_tokens: int
@@ -199,6 +200,8 @@ class TierChain:
         """
         if start < 0:
             raise ValueError(f"start is {start}")
+        if self._is_closed:
+            return Lookup(start, None, why="closed")
         if chain.num_tokens <= start:
             return Lookup(start, None, why="all")
         limit = chain.num_tokens if max_tokens is None else min(max_tokens, chain.num_tokens)
@@ -326,7 +329,7 @@ class TierChain:
         self.stores.tick(now)
         if deadline_s is None:
             deadline_s = self.config.engine.load_deadline_s
-        if lookup.match is None:
+        if lookup.match is None or self._is_closed:
             return None
         return self.loads.begin(
             chain,
@@ -355,6 +358,8 @@ class TierChain:
         """Plan a store of the first ``num_tokens`` tokens; None where there is nothing to do."""
         now = self._clock()
         self.stores.tick(now)
+        if self._is_closed:
+            return None
         return self.stores.begin(
             chain,
             num_tokens,

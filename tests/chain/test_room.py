@@ -362,3 +362,77 @@ def test_batches_that_overtake_each_other_have_made_their_own_room(worlds):
     assert world.count("store_failures") == 0
     assert world.count("evicted_blocks", tier="tier1") == 2
     assert len(tier.inner.medium.values) == 2
+
+
+def test_after_close_nothing_is_found_stored_or_raised(worlds):
+    tier = memory()
+    world = worlds([(cpu_tier(LAYOUT, 8), {}), (tier, {})])
+    tokens = prompt(1, 3)
+    world.store(tokens)
+    sequence = world.sequence(tokens)
+    lookup = world.chain.lookup(sequence)
+    planned = world.chain.store(world.sequence(prompt(2, 2)), 2 * BLOCK)
+    world.close()
+    assert world.hit(tokens) == 0
+    assert world.chain.load(sequence, lookup, start=0) is None
+    assert world.chain.prefetch(sequence, lookup, start=0) is None
+    assert world.chain.store(world.sequence(prompt(3, 1)), BLOCK) is None
+    world.chain.launch(planned, range(2 * BLOCK), world.transfer.fence())
+    world.chain.cancel(planned)
+    world.chain.probe(sequence, 0)
+    world.chain.forget_all()
+    world.chain.poll()
+    assert world.chain.drain(1.0)
+    assert planned.state == "cancelled"
+    assert world.chain.index.num_pins == 0
+
+
+@pytest.mark.parametrize("extension", [2, 4, 9])
+def test_the_first_tier_keeps_a_sequences_beginning(worlds, extension):
+    world = worlds([(cpu_tier(LAYOUT, 8), {})])
+    tokens = prompt(1, 6 + extension)
+    world.store(tokens[: 6 * BLOCK])
+    world.store(tokens)
+    assert world.load(tokens) == 8 * BLOCK
+
+
+def test_values_whose_store_failed_in_doubt_do_not_stay(worlds):
+    tier = FaultTier(memory(8))
+    world = worlds([(cpu_tier(LAYOUT, 16), {}), (tier, {"store_threads": 1})])
+    tier.add("store", Fault(FaultKind.RETURN_NONE))  # they were stored, but who knows
+    world.store(prompt(1, 4))
+    assert len(tier.inner.medium.values) == 4
+    assert world.chain.index.count(1) == 0
+    world.store(prompt(2, 2))
+    assert set(tier.inner.medium.values) == set(world.chain.index.keys(1))
+    assert world.chain.index.count(1) == 2
+
+
+def test_nothing_leaves_a_tier_for_stores_that_it_cannot_take(worlds):
+    tier = FaultTier(memory(4))
+    world = worlds([(cpu_tier(LAYOUT, 16), {}), (tier, {"store_threads": 1, "breaker_failures": 0})])
+    world.store(prompt(1, 4))
+    tier.add("evict", Fault(FaultKind.HANG))
+    world.begin_store(prompt(2, 1))
+    world.chain.poll()
+    tier.wait_hanging()
+    world.clock.advance(31)
+    world.until(lambda: not world.chain.links[1].workers.can_store)
+    world.begin_store(prompt(3, 4))
+    world.chain.poll()
+    assert world.chain.index.count(1) == 3
+    tier.release()
+    world.settle()
+    assert set(tier.inner.medium.values) == set(world.chain.index.keys(1))
+
+
+def test_a_slot_that_gets_the_same_block_again_is_sealed_anew(worlds):
+    tier = memory()
+    world = worlds([(cpu_tier(LAYOUT, 1), {}), (tier, {})])
+    world.store(prompt(1, 1))
+    world.chain.forget_all()
+    world.settle()
+    world.device.weights = 1  # KV of the same tokens need not be the same bits twice
+    world.store(prompt(1, 1))
+    world.store(prompt(2, 1))
+    assert world.load(prompt(1, 1)) == BLOCK

@@ -82,7 +82,7 @@ class ChainMachine(RuleBasedStateMachine):
             manual=True,
             staging=6 * layout.slot_bytes,
             num_slots=256,
-            engine={"shutdown_deadline_s": 1},
+            engine={"shutdown_deadline_s": 0.2},
         )
         self.jobs: dict[object, list[int]] = {}  # every open job and its device slots
         self.planned: dict[object, tuple] = {}  # jobs without device slots yet
@@ -201,6 +201,23 @@ class ChainMachine(RuleBasedStateMachine):
     def restart(self):
         self.finish()
         self.world.close()
+        self.open()
+
+    @rule(quiet=st.sampled_from([True, True, False]))
+    def close_at_work(self, quiet):
+        """Close with whatever is under way; every job has ended then, and nothing is held."""
+        if quiet:  # copies that run would be waited for
+            self.world.transfer.run_all()
+        for tier in self.faulty:
+            tier._once.clear()
+            tier.release()
+        chain = self.world.chain
+        self.world.close()
+        assert all(job.is_over for job in self.jobs)
+        self.collect()
+        assert not chain.index.num_pins
+        assert not chain.host.num_lent
+        assert not chain.num_under_way
         self.open()
 
     # ---- what must hold ------------------------------------------------------------------------

@@ -180,3 +180,9 @@ def test_the_queue_stays_as_small_as_the_tier(order):
         index.remove(0, tail)
     assert len(index._queues[0]) < 1100
     assert leave(index, 0, 99) == keys[::-1]
+
+
+def test_a_tie_looks_past_a_slower_neighbour(index):
+    put(index, 1, [0, 1, 3])
+    put(index, 0, [0, 1, 7, 8])
+    assert match(index, [0, 1, 2]).inside.tier == 0
