@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("sglang", reason="sglang is not installed (make setup)")
+pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installed (make setup)")
 
 from flexkv_core import EngineError, FlexKVError, Tier
 from flexkv_core.testing import Fault, FaultKind, FaultTier

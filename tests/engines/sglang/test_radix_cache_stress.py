@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sglang", reason="sglang is not installed (make setup)")
+pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installed (make setup)")
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
