@@ -31,6 +31,9 @@ def worlds():
 
     yield make
     for world in made:
+        for link in world.chain.links:
+            if isinstance(link.raw, FaultTier):
+                link.raw.release()
         world.close()
 
 
