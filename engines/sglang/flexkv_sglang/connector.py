@@ -33,6 +33,7 @@ class _Seen:
     Attributes:
         num_tokens: Length of the prompt that ``sequence`` was made of.
         sequence: The prompt under its scope; its keys are kept.
+        has_asked: Whether shared tiers were asked what they have of it.
         asked_for_more: Whether lower and shared tiers were asked to bring it nearer.
         have: Device prefix that ``origin`` speaks of.
         origin: Where the promised tokens were when they were first promised, by tier.
@@ -40,6 +41,7 @@ class _Seen:
 
     num_tokens: int
     sequence: BlockChain
+    has_asked: bool = False
     asked_for_more: bool = False
     have: int = -1
     origin: dict[str, int] = field(default_factory=dict)
@@ -80,6 +82,10 @@ class FlexKVConnector:
             return 0
         seen = self._sequence_of(handle, tokens, num_tokens, scope)
         found = self.manager.lookup(seen.sequence, start=have, scope=scope)
+        if found.wants_probe and not seen.has_asked:
+            seen.has_asked = True  # once a request: what it learns is known for a while
+            if self.manager.ask_shared(seen.sequence, found, self._engine.lookup_wait_s, scope=scope):
+                found = self.manager.lookup(seen.sequence, start=have, scope=scope)
         self._note_origin(seen, found, have)
         self._bring_nearer(handle, seen, found, scope)
         return found.num_tokens - have
@@ -103,7 +109,7 @@ class FlexKVConnector:
     def _bring_nearer(self, handle: Hashable, seen: _Seen, found: Lookup, scope: Scope) -> None:
         """Ask once for what lies below the first tier, so that it is there when the request is admitted."""
         is_below = any(tier != self._first_tier for tier in found.tokens_by_tier)
-        if seen.asked_for_more or not self._engine.prefetch or not (is_below or found.wants_probe):
+        if seen.asked_for_more or not self._engine.prefetch or not is_below:
             return
         seen.asked_for_more = True
         task = self.manager.prefetch_async(seen.sequence, scope=scope, label=_label(handle))
