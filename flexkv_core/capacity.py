@@ -5,7 +5,7 @@ Threads: the chain's thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .drivers import Observers
 from .host import HostSlots
@@ -72,6 +72,20 @@ class Capacity:
             self._metrics.count("evicted_blocks", len(gone), tier=link.name)
             self._observers.evicted(link.name, gone)
         return gone
+
+    def drop_superseded(self, link: Link, keys: Sequence[BlockKey], now: float) -> None:
+        """A longer block repeats what partly filled siblings hold: they only take room."""
+        gone = list(
+            dict.fromkeys(other for key in keys for other in self._index.superseded(link.number, key))
+        )
+        for key in gone:
+            self._index.remove(link.number, key)
+        if not gone:
+            return
+        if link.direct is not None and link.number == 0:
+            link.direct.evict(gone)
+        else:
+            link.evict(gone, now)
 
     def _free_slot(self, link: Link, node: Node, *, is_final: bool) -> None:
         direct = link.direct

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from . import envelope
 from .capacity import Capacity
+from .cascade import Cascade, CascadeBatch
 from .drivers import Observers, find_driver, open_tier
 from .errors import ConfigError, FlexKVError
 from .executor import Call, Completed, Completions, Message, Notice, Returned, TierWorkers, Verb, run_bounded
@@ -31,9 +32,10 @@ from .links import Link, capacity_blocks, check_links
 from .loads import FillBatch, LoadJob, Loads
 from .metrics import Metrics
 from .models import ChainConfig, TierConfig
+from .parts import ChainParts
 from .policy import eviction_order
 from .receipts import Receipt
-from .stores import Cascade, StoreJob, Stores
+from .stores import StoreJob, Stores
 from .tier import DirectTier, Status, StoredBlock, Tier, TierContext
 from .transfer import Fence, Transfer
 from .wrappers import wrap
@@ -74,7 +76,7 @@ class _Probe:
     link: Link
 
 
-_OWNERS = (FillBatch, Cascade, _Probe)
+_OWNERS = (FillBatch, CascadeBatch, _Probe)
 
 
 class TierChain:
@@ -124,32 +126,22 @@ class TierChain:
         transfer.register(self.host.region)
         for link in self.links:
             link.raw.register(self.host.region)
-        self._capacity = Capacity(self.index, self.host, self.metrics, self.observers)
-        self.loads = Loads(
+        self._parts = ChainParts(
             layout=layout,
             links=self.links,
             index=self.index,
             host=self.host,
-            capacity=self._capacity,
+            capacity=Capacity(self.index, self.host, self.metrics, self.observers),
             transfer=transfer,
             metrics=self.metrics,
             observers=self.observers,
             on_end=self._ended,
         )
-        self.stores = Stores(
-            layout=layout,
-            links=self.links,
-            index=self.index,
-            host=self.host,
-            capacity=self._capacity,
-            transfer=transfer,
-            metrics=self.metrics,
-            observers=self.observers,
-            max_tokens=config.engine.max_store_tokens,
-            on_end=self._ended,
-        )
-        self.loads.cascade = self.stores.cascade_promoted
-        self.stores.tick(clock())
+        self.cascade = Cascade(self._parts)
+        self.loads = Loads(self._parts)
+        self.stores = Stores(self._parts, self.cascade, config.engine.max_store_tokens)
+        self.loads.on_promoted = self.cascade.promoted
+        self.cascade.tick(clock())
 
     def _link(self, number: int, tier: Tier) -> Link:
         config, can = self.config.tiers[number], tier.capabilities
@@ -183,9 +175,8 @@ class TierChain:
     @property
     def num_under_way(self) -> int:
         """Loads, stores and calls that are not over; 0 means that nothing touches any slot."""
-        return (
-            self.loads.num_active + self.stores.num_active + sum(link.workers.num_open for link in self.links)
-        )
+        jobs = self.loads.num_active + self.stores.num_active + self.cascade.num_waiting
+        return jobs + sum(link.workers.num_open for link in self.links)
 
     def lookup(self, chain: BlockChain, *, start: int = 0, max_tokens: int | None = None) -> Lookup:
         """How long a prefix of ``chain`` can be restored.  A pure query: calling it changes nothing.
@@ -288,9 +279,7 @@ class TierChain:
     @property
     def host_capacity_blocks(self) -> int:
         """Blocks that the host slots hold."""
-        if self.host.direct is not None:
-            return self.links[0].capacity_blocks or 0
-        return self.host.region.num_bytes // self.layout.slot_bytes
+        return self._parts.host_capacity_blocks
 
     # ---- work ----------------------------------------------------------------------------------
 
@@ -326,7 +315,7 @@ class TierChain:
         is_prefetch: bool,
     ) -> LoadJob | None:
         now = self._clock()
-        self.stores.tick(now)
+        self.cascade.tick(now)
         if deadline_s is None:
             deadline_s = self.config.engine.load_deadline_s
         if lookup.match is None or self._is_closed:
@@ -357,7 +346,7 @@ class TierChain:
     ) -> StoreJob | None:
         """Plan a store of the first ``num_tokens`` tokens; None where there is nothing to do."""
         now = self._clock()
-        self.stores.tick(now)
+        self.cascade.tick(now)
         if self._is_closed:
             return None
         return self.stores.begin(
@@ -409,7 +398,7 @@ class TierChain:
 
     def _take_in(self, messages: list[Message]) -> None:
         now = self._clock()
-        self.stores.tick(now)
+        self.cascade.tick(now)
         for message in messages:
             self._handle(message, now)
         self.loads.advance(now)
@@ -430,16 +419,16 @@ class TierChain:
         if isinstance(message, Completed):
             if isinstance(owner, FillBatch):
                 self.loads.filled(message, owner, now)
-            elif isinstance(owner, Cascade):
-                self.stores.stored(message, owner, now)
+            elif isinstance(owner, CascadeBatch):
+                self.cascade.stored(message, owner, now)
             elif isinstance(owner, _Probe):
                 self.num_probes -= 1
                 self._probed(owner.link, message, now)
         elif isinstance(message, Returned):
             if isinstance(owner, FillBatch):
                 self.loads.returned(owner)
-            elif isinstance(owner, Cascade):
-                self.stores.returned(owner, now)
+            elif isinstance(owner, CascadeBatch):
+                self.cascade.returned(owner, now)
 
     def _retry_strays(self, link: Link, message: Completed | Returned, now: float) -> None:
         """Values that could not be removed are out of the index, and take room: tried again later."""
@@ -511,7 +500,7 @@ class TierChain:
             logger.warning("[FlexKV] tier %s cannot be listed: %s", link.name, exc)
         if bad:
             self.metrics.count("foreign_blocks", bad, tier=link.name)
-        over = self._capacity.make_room(link, 0)
+        over = self._parts.capacity.make_room(link, 0)
         if not link.config.read_only:
             link.evict(over, now)
         return good, bad
@@ -546,7 +535,7 @@ class TierChain:
             link.known.clear()
             if not link.is_indexed or link.config.read_only:
                 continue
-            gone = self._capacity.evict(link, self.index.count(link.number), is_final=True)
+            gone = self._parts.capacity.evict(link, self.index.count(link.number), is_final=True)
             if link.direct is None or link.number:
                 link.evict(gone, now)
 

@@ -16,21 +16,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from .capacity import Capacity
-from .drivers import Observers
 from .errors import TransferError
 from .executor import Call, Completed, Verb
-from .host import HostSlots
-from .index import BlockIndex, Match
+from .index import Match
 from .keys import BlockChain, BlockKey
-from .layout import BlockLayout
 from .links import Link
-from .metrics import Metrics
 from .models import WritePolicy
+from .parts import ChainParts
 from .plan import LoadPlan, plan_load
 from .receipts import Receipt
 from .tier import Outcome, Status
-from .transfer import CopyJob, Fence, HostSpans, Ticket, Transfer
+from .transfer import CopyJob, Fence, HostSpans, Ticket
 
 
 class LoadState(str, Enum):
@@ -108,7 +104,7 @@ class _Fill:
 
 
 @dataclass(eq=False)
-class _FillBatch:
+class FillBatch:
     """What a load call's end is looked up by."""
 
     link: Link
@@ -118,32 +114,22 @@ class _FillBatch:
 class Loads:
     """All loads of a chain."""
 
-    def __init__(
-        self,
-        *,
-        layout: BlockLayout,
-        links: Sequence[Link],
-        index: BlockIndex,
-        host: HostSlots,
-        capacity: Capacity,
-        transfer: Transfer,
-        metrics: Metrics,
-        observers: Observers,
-        on_end: Callable[[Receipt], None],
-    ) -> None:
-        self._layout = layout
-        self._links = links
-        self._index = index
-        self._host = host
-        self._capacity = capacity
-        self._transfer = transfer
-        self._metrics = metrics
-        self._observers = observers
-        self._on_end = on_end
-        self._host_link = links[0] if host.direct is not None else None
+    def __init__(self, parts: ChainParts) -> None:
+        """No loads yet; work on the chain's ``parts``."""
+        self._layout = parts.layout
+        self._links = parts.links
+        self._index = parts.index
+        self._host = parts.host
+        self._capacity = parts.capacity
+        self._transfer = parts.transfer
+        self._metrics = parts.metrics
+        self._observers = parts.observers
+        self._on_end = parts.on_end
+        self._host_link = parts.host_link
         self._fills: dict[BlockKey, _Fill] = {}
         self._active: dict[int, LoadJob] = {}
-        self.cascade: Callable[[Sequence[BlockKey], int], None] = lambda _keys, _source: None
+        self.on_promoted: Callable[[Sequence[BlockKey], int], None] = lambda _keys, _source: None
+        """Told of blocks that came up into the first tier, and from which one."""
 
     @property
     def num_active(self) -> int:
@@ -314,11 +300,11 @@ class Loads:
                         [fill.key for fill in part],
                         [view(fill.slot)[: self._layout.slot_bytes] for fill in part],
                         deadline=now + link.config.load_deadline_s,
-                        owner=_FillBatch(link, part),
+                        owner=FillBatch(link, part),
                     )
                 )
 
-    def filled(self, end: Completed, batch: _FillBatch, now: float) -> None:
+    def filled(self, end: Completed, batch: FillBatch, now: float) -> None:
         """A load call has ended."""
         if end.is_late:
             batch.link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
@@ -336,9 +322,9 @@ class Loads:
         if good:
             batch.link.speed.observe(num_bytes, end.call.seconds)
             self._observers.loaded(batch.link.name, [fill.key for fill in good], num_bytes)
-            self.cascade([fill.key for fill in good if fill.is_promoted], batch.link.number)
+            self.on_promoted([fill.key for fill in good if fill.is_promoted], batch.link.number)
 
-    def returned(self, batch: _FillBatch) -> None:
+    def returned(self, batch: FillBatch) -> None:
         """The worker of a load call that was given up has come back."""
         for fill in batch.fills:
             self._host.end_quarantine(fill.slot)
@@ -462,7 +448,3 @@ class Loads:
             total_s=now - job.begun,
             cause=job.cause,
         )
-
-
-FillBatch = _FillBatch
-"""For the chain, which finds a finished call's owner by its type."""

@@ -50,9 +50,11 @@ ROWS = [
         "links",
         "host",
     ),
+    ("capacity",),
+    ("parts",),
     (
-        "capacity",
         "loads",
+        "cascade",
         "stores",
     ),
     ("chain",),
