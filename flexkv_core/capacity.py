@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .drivers import Observers
+from .executor import Completed, Returned
 from .host import HostSlots
 from .index import BlockIndex, Node
 from .keys import BlockKey
@@ -86,6 +87,25 @@ class Capacity:
             link.direct.evict(gone)
         else:
             link.evict(gone, now)
+
+    def retry_strays(self, link: Link, message: Completed | Returned, now: float) -> None:
+        """Values that could not be removed are out of the index, and take room: tried again later.
+
+        Args:
+            link: The tier of the call.
+            message: A call's end, or its worker's return.
+            now: The chain's clock.
+        """
+        is_final = isinstance(message, Returned) or not message.is_adrift
+        if is_final:
+            link.strays.update(dict.fromkeys(message.call.left))
+            if message.call.left:
+                self._metrics.count("evict_failures", len(message.call.left), tier=link.name)
+        is_answering = isinstance(message, Completed) and any(o.is_ok for o in message.outcomes)
+        if link.strays and is_answering:
+            keys = [key for key in link.strays if not self._index.has(link.number, key)]
+            link.strays.clear()
+            link.evict(keys, now)
 
     def _free_slot(self, link: Link, node: Node, *, is_final: bool) -> None:
         direct = link.direct

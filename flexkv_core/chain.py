@@ -4,40 +4,39 @@ The chain is deciding and bookkeeping; workers and the transfer do.  Everything 
 becomes a recompute here, counted by cause, and never an exception in the engine.
 
 Threads: one owner.  Every method is called by the engine's thread (or by whoever holds the manager's
-place); none waits for I/O or the device, apart from ``open``, ``drain`` and ``close``, which say so.
+place); none waits for I/O or the device, apart from ``warm_up``, ``wait_for_message``, ``drain`` and
+``close``, which say so.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
-from . import envelope
 from .capacity import Capacity
 from .cascade import Cascade, CascadeBatch
-from .drivers import Observers, find_driver, open_tier
-from .errors import ConfigError, FlexKVError
-from .executor import Call, Completed, Completions, Message, Notice, Returned, TierWorkers, Verb, run_bounded
+from .drivers import Observers
+from .errors import ConfigError
+from .executor import Completed, Completions, Message, Notice, Returned, TierWorkers, run_bounded
 from .host import HostSlots
-from .index import BlockIndex, Match, Run, Usable
-from .keys import BlockChain, Namespace, block_key
+from .index import BlockIndex
+from .keys import BlockChain
 from .layout import BlockLayout
-from .links import Link, capacity_blocks, check_links
+from .links import Link, capacity_blocks, check_links, check_values
 from .loads import FillBatch, LoadJob, Loads
+from .lookup import Lookup, Lookups
 from .metrics import Metrics
-from .models import ChainConfig, TierConfig
+from .models import ChainConfig
 from .parts import ChainParts
 from .policy import eviction_order
+from .probes import Probe, Probes
 from .receipts import Receipt
 from .stores import StoreJob, Stores
-from .tier import DirectTier, Status, StoredBlock, Tier, TierContext
+from .tier import DirectTier, Tier
 from .transfer import Fence, Transfer
+from .warm_up import Clock, take_over
 from .wrappers import wrap
 
 logger = logging.getLogger(__name__)
@@ -45,42 +44,11 @@ logger = logging.getLogger(__name__)
 _EXPIRE_EVERY_S = 0.01
 _CLOSE_AT_LEAST_S = 0.5
 """What a tier gets for its ``close`` however late it is."""
-_NEVER = float("-inf")
-Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """What a prompt would get.
-
-    Attributes:
-        num_tokens: Length of the prefix that can be restored, from token 0.
-        match: The blocks that make it up; None where nothing is worth loading.
-        tokens_by_tier: Tokens behind ``start`` by tier.
-        wants_probe: Whether a shared tier should be asked for more (see ``TierChain.prefetch``).
-        why: Why not more, in a word: ``all``, ``miss``, ``tier_down``, ``host_slots``, ``recompute``,
-            ``closed``.
-    """
-
-    num_tokens: int
-    match: Match | None
-    tokens_by_tier: dict[str, int] = field(default_factory=dict)
-    wants_probe: bool = False
-    why: str = "miss"
-
-
-@dataclass(eq=False)
-class _Probe:
-    """What a lookup call's end is looked up by."""
-
-    link: Link
-
-
-_OWNERS = (FillBatch, CascadeBatch, _Probe)
+_OWNERS = (FillBatch, CascadeBatch, Probe)
 
 
 class TierChain:
-    """An open chain.  Made by ``open_chain``."""
+    """An open chain.  Made by ``opening.open_chain``."""
 
     def __init__(
         self,
@@ -102,7 +70,7 @@ class TierChain:
             HostMemoryError: the staging pool does not fit.
         """
         findings = check_links(config.tiers, [tier.capabilities for tier in tiers])
-        findings += _check_values(config.tiers, tiers, layout)
+        findings += check_values(config.tiers, tiers, layout)
         if findings:
             raise ConfigError("chain", findings)
         self.config = config
@@ -116,7 +84,6 @@ class TierChain:
         self._completions = Completions()
         self._last_expire = clock()
         self._is_closed = False
-        self.num_probes = 0
         first = tiers[0] if isinstance(tiers[0], DirectTier) else None
         self.host = HostSlots(first, config.staging, layout.slot_bytes)
         self.links = [self._link(i, tier) for i, tier in enumerate(tiers)]
@@ -138,6 +105,8 @@ class TierChain:
             on_end=self._ended,
         )
         self.cascade = Cascade(self._parts)
+        self._lookups = Lookups(self._parts, config.engine.min_hit_tokens)
+        self._probes = Probes(self._parts)
         self.loads = Loads(self._parts)
         self.stores = Stores(self._parts, self.cascade, config.engine.max_store_tokens)
         self.loads.on_promoted = self.cascade.promoted
@@ -196,90 +165,17 @@ class TierChain:
         if chain.num_tokens <= start:
             return Lookup(start, None, why="all")
         limit = chain.num_tokens if max_tokens is None else min(max_tokens, chain.num_tokens)
-        now = self._clock()
-        match = self.index.match(chain, limit, self.layout.page_tokens, self._usable(now))
-        match, wants_probe = self._beyond(chain, match, limit, now)
-        match, is_cut = self._affordable(match, start)
-        total = match.num_tokens
-        if total - start < self.config.engine.min_hit_tokens:
-            return Lookup(start, None, wants_probe=wants_probe, why=self._why_not(is_cut=is_cut))
-        by_tier = {self.links[tier].name: count for tier, count in match.tokens_by_tier(start).items()}
-        page = self.layout.page_tokens
-        why = "all" if total >= limit // page * page else self._why_not(is_cut=is_cut)
-        return Lookup(total, match, by_tier, wants_probe, why)
-
-    def _why_not(self, *, is_cut: bool) -> str:
-        if is_cut:
-            return "host_slots"
-        return "miss" if all(link.is_up for link in self.links) else "tier_down"
-
-    def _usable(self, now: float) -> Usable:
-        tiers = [link.number for link in self.links if link.is_indexed and self._is_usable(link)]
-        oldest = [now - link.config.ttl_s if link.config.ttl_s else _NEVER for link in self.links]
-        return Usable(tiers, oldest)
-
-    def _is_usable(self, link: Link) -> bool:
-        if link.config.load_or_recompute == "recompute" and link.number:
-            return False
-        return link.workers.can_load and (link.is_up or link.wrapped.breaker.wants_probe)
-
-    def _beyond(self, chain: BlockChain, match: Match, limit: int, now: float) -> tuple[Match, bool]:
-        """Add whole blocks that shared tiers are known to have behind the local hits."""
-        shared = [link for link in self.links if not link.is_indexed and self._is_usable(link)]
-        whole = limit // self.layout.block_tokens
-        number = match.num_blocks
-        if not shared or number >= whole:
-            return match, False
-        runs = list(match.runs)
-        wants_probe = False
-        while number < whole:
-            key = chain.key(number)
-            answers = [(link, link.known.get(key, now)) for link in shared]
-            there = next((link for link, answer in answers if answer), None)
-            if there is None:
-                wants_probe = any(answer is None for _, answer in answers)
-                break
-            if runs and runs[-1].tier == there.number:
-                runs[-1] = Run(there.number, runs[-1].first, number + 1)
-            else:
-                runs.append(Run(there.number, number, number + 1))
-            number += 1
-        if number == match.num_blocks:
-            return match, wants_probe
-        # A partly matched local block is dropped for the whole one that a shared tier has.
-        return Match(tuple(runs), None, match.block_tokens), wants_probe
-
-    def _affordable(self, match: Match, start: int) -> tuple[Match, bool]:
-        """Promise no more than host slots can carry at once; True if that made it shorter."""
-        room = self.host_capacity_blocks
-        runs: list[Run] = []
-        is_host = self.host.direct is not None
-        for run in match.runs:
-            first = max(run.first, start // match.block_tokens)
-            if is_host and run.tier == 0:
-                if run.last > first:
-                    room -= run.last - run.first  # pinned, so that nothing can come in their place
-                runs.append(run)
-                continue
-            if run.last <= first:
-                runs.append(run)
-                continue
-            fits = max(0, min(run.last - first, room))
-            room -= fits
-            if fits < run.last - first:
-                if first + fits > run.first:
-                    runs.append(Run(run.tier, run.first, first + fits))
-                return Match(tuple(runs), None, match.block_tokens), True
-            runs.append(run)
-        inside = match.inside
-        if inside is not None and not (is_host and inside.tier == 0) and room < 1:
-            return Match(match.runs, None, match.block_tokens), True
-        return match, False
+        return self._lookups.find(chain, start, limit, self._clock())
 
     @property
     def host_capacity_blocks(self) -> int:
         """Blocks that the host slots hold."""
         return self._parts.host_capacity_blocks
+
+    @property
+    def num_probes(self) -> int:
+        """Questions to shared tiers that are not answered yet."""
+        return self._probes.num_open
 
     # ---- work ----------------------------------------------------------------------------------
 
@@ -368,21 +264,7 @@ class TierChain:
         Returns:
             How many calls were queued; ``num_probes`` says when they are answered.
         """
-        now = self._clock()
-        keys = chain.keys()[first_block:]
-        calls = 0
-        for link in self.links:
-            if link.is_indexed or not self._is_usable(link):
-                continue
-            unknown = [key for key in keys if link.known.get(key, now) is None]
-            size = max(1, link.capabilities.max_batch, link.capabilities.max_lookup)
-            for start in range(0, len(unknown), size):
-                calls += 1
-                deadline = now + link.config.lookup_deadline_s
-                part = unknown[start : start + size]
-                link.workers.submit(Call(Verb.LOOKUP, part, deadline=deadline, owner=_Probe(link)))
-        self.num_probes += calls
-        return calls
+        return self._probes.ask(chain.keys()[first_block:], self._clock())
 
     def poll(self) -> None:
         """Take in what workers and the transfer have finished.  Costs next to nothing when idle."""
@@ -415,42 +297,19 @@ class TierChain:
         owner = message.call.owner
         link = owner if isinstance(owner, Link) else owner.link if isinstance(owner, _OWNERS) else None
         if link is not None:
-            self._retry_strays(link, message, now)
+            self._parts.capacity.retry_strays(link, message, now)
         if isinstance(message, Completed):
             if isinstance(owner, FillBatch):
                 self.loads.filled(message, owner, now)
             elif isinstance(owner, CascadeBatch):
                 self.cascade.stored(message, owner, now)
-            elif isinstance(owner, _Probe):
-                self.num_probes -= 1
-                self._probed(owner.link, message, now)
+            elif isinstance(owner, Probe):
+                self._probes.answered(message, owner, now)
         elif isinstance(message, Returned):
             if isinstance(owner, FillBatch):
                 self.loads.returned(owner)
             elif isinstance(owner, CascadeBatch):
                 self.cascade.returned(owner, now)
-
-    def _retry_strays(self, link: Link, message: Completed | Returned, now: float) -> None:
-        """Values that could not be removed are out of the index, and take room: tried again later."""
-        is_final = isinstance(message, Returned) or not message.is_adrift
-        if is_final:
-            link.strays.update(dict.fromkeys(message.call.left))
-            if message.call.left:
-                self.metrics.count("evict_failures", len(message.call.left), tier=link.name)
-        is_answering = isinstance(message, Completed) and any(o.is_ok for o in message.outcomes)
-        if link.strays and is_answering:
-            keys = [key for key in link.strays if not self.index.has(link.number, key)]
-            link.strays.clear()
-            link.evict(keys, now)
-
-    def _probed(self, link: Link, end: Completed, now: float) -> None:
-        if end.is_adrift:
-            link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
-        for key, outcome in zip(end.call.keys, end.outcomes, strict=True):
-            # What could not be asked is taken as missing for a moment: it is asked again soon.
-            link.known.note(key, now, is_there=outcome.is_ok)
-            if outcome.status not in (Status.OK, Status.MISS):
-                self.metrics.count("lookup_failures", tier=link.name, cause=outcome.status.value)
 
     def _ended(self, receipt: Receipt) -> None:
         self.metrics.count("jobs", kind=receipt.kind, status=receipt.status)
@@ -474,56 +333,7 @@ class TierChain:
 
     def warm_up(self) -> None:
         """Take over what persistent tiers of this process hold.  Blocks for their listing."""
-        for link in self.links:
-            if link.is_indexed and link.capabilities.can_list:
-                started = time.monotonic()
-                good, bad = self._take_over(link)
-                logger.info(
-                    "[FlexKV] tier %s: %d blocks taken over, %d left out, %.2f s",
-                    link.name,
-                    good,
-                    bad,
-                    time.monotonic() - started,
-                )
-
-    def _take_over(self, link: Link) -> tuple[int, int]:
-        good = bad = 0
-        now, wall = self._clock(), self._wall_clock()
-        try:
-            for batch in link.raw.list_blocks():
-                for block in batch:
-                    if self._take_over_one(link, block, now - max(0.0, wall - block.last_used)):
-                        good += 1
-                    else:
-                        bad += 1
-        except FlexKVError as exc:
-            logger.warning("[FlexKV] tier %s cannot be listed: %s", link.name, exc)
-        if bad:
-            self.metrics.count("foreign_blocks", bad, tier=link.name)
-        over = self._parts.capacity.make_room(link, 0)
-        if not link.config.read_only:
-            link.evict(over, now)
-        return good, bad
-
-    def _take_over_one(self, link: Link, block: StoredBlock, created: float) -> bool:
-        try:
-            header = envelope.parse(block.head, self.layout)
-        except envelope.BadValueError:
-            return False
-        if header.key != block.key or block_key(header.parent, header.tokens) != block.key:
-            return False
-        if self.index.has(link.number, block.key):
-            return False
-        self.index.add(
-            link.number,
-            block.key,
-            header.parent,
-            header.tokens,
-            num_bytes=block.num_bytes,
-            now=created,
-            is_ready=True,
-        )
-        return True
+        take_over(self._parts, self._clock, self._wall_clock)
 
     def forget_all(self) -> None:
         """Drop every block of every tier that this process fills, except those that are in use.
@@ -577,83 +387,3 @@ class TierChain:
             if not run_bounded(f"flexkv-{link.name}-close", link.raw.close, left_s):
                 logger.warning("[FlexKV] tier %s has not closed in %.1f s", link.name, left_s)
         self.host.close()
-
-
-def _check_values(configs: Sequence[TierConfig], tiers: Sequence[Tier], layout: BlockLayout) -> list[str]:
-    """Whether blocks of this layout fit into the tiers at all."""
-    findings = []
-    for number, (config, tier) in enumerate(zip(configs, tiers, strict=True)):
-        can = tier.capabilities
-        where = f"tiers[{number}] ({config.name})"
-        if can.max_value_bytes and layout.slot_bytes > can.max_value_bytes:
-            findings.append(
-                f"{where}: a block takes {layout.slot_bytes:,} B, the tier's values at most "
-                f"{can.max_value_bytes:,} B: lower block_tokens"
-            )
-        if capacity_blocks(can, layout) == 0:
-            findings.append(
-                f"{where}: a block takes {layout.slot_bytes:,} B, the tier has room for "
-                f"{can.capacity_bytes:,} B, which is less than one block: raise its capacity"
-            )
-        if number == 0 and isinstance(tier, DirectTier) != can.direct_slots:
-            findings.append(
-                f"{where}: the driver says direct_slots={can.direct_slots}, its class says otherwise"
-            )
-    return findings
-
-
-def _option_fault(number: int, fault: Mapping[str, Any]) -> str:
-    """One fault of a driver's options; values are never quoted, they may be secrets."""
-    path = ".".join(str(part) for part in ("options", *fault["loc"]))
-    return f"tiers[{number}].{path}: {fault['msg']}"
-
-
-def open_chain(
-    config: ChainConfig,
-    layout: BlockLayout,
-    namespace: Namespace,
-    transfer: Transfer,
-    *,
-    source: str = "chain",
-    observers: Observers | None = None,
-    metrics: Metrics | None = None,
-    on_receipt: Callable[[Receipt], None] = lambda _receipt: None,
-) -> TierChain:
-    """Open every tier that ``config`` names, and put them to work.  Blocks for opening and listing.
-
-    Raises:
-        ConfigError, DriverError, TierError, HostMemoryError: a tier that was asked for is never
-            silently absent; those already opened are closed again.
-    """
-    tiers: list[Tier] = []
-    try:
-        for number, tier in enumerate(config.tiers):
-            spec, offer = find_driver(tier.driver)
-            try:
-                options = spec.config.model_validate(tier.options)
-            except ValidationError as exc:
-                faults = exc.errors(include_input=False, include_url=False, include_context=False)
-                raise ConfigError(source, [_option_fault(number, fault) for fault in faults]) from None
-            context = TierContext(
-                name=tier.name,
-                value_bytes=layout.slot_bytes,
-                head_bytes=layout.header_bytes,
-                fingerprint=layout.fingerprint,
-                identity=json.dumps(asdict(namespace), sort_keys=True),
-            )
-            tiers.append(open_tier(spec, offer.provider, options, context))
-        chain = TierChain(
-            config=config,
-            layout=layout,
-            tiers=tiers,
-            transfer=transfer,
-            metrics=metrics,
-            observers=observers if observers is not None else Observers.installed(),
-            on_receipt=on_receipt,
-        )
-    except BaseException:
-        for opened in reversed(tiers):
-            opened.close()
-        raise
-    chain.warm_up()
-    return chain

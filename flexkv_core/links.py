@@ -130,6 +130,13 @@ class Link:
         return self.wrapped.breaker.is_up
 
     @property
+    def takes_loads(self) -> bool:
+        """Whether its blocks are worth promising now."""
+        if self.config.load_or_recompute == "recompute" and self.number:
+            return False
+        return self.workers.can_load and (self.is_up or self.wrapped.breaker.wants_probe)
+
+    @property
     def keeps_stores(self) -> bool:
         """Whether its policies let stores write to it."""
         return self.config.write is WritePolicy.THROUGH and not self.config.read_only
@@ -183,4 +190,27 @@ def check_links(configs: Sequence[TierConfig], capabilities: Sequence[TierCapabi
             findings.append(f"{where}: write: back and read_only exclude each other")
         if config.ttl_s is not None and can.shared and can.expires:
             findings.append(f"{where}: the store has its own expiry; set it in options, not with ttl_s")
+    return findings
+
+
+def check_values(configs: Sequence[TierConfig], tiers: Sequence[Tier], layout: BlockLayout) -> list[str]:
+    """Whether blocks of this layout fit into the tiers at all."""
+    findings = []
+    for number, (config, tier) in enumerate(zip(configs, tiers, strict=True)):
+        can = tier.capabilities
+        where = f"tiers[{number}] ({config.name})"
+        if can.max_value_bytes and layout.slot_bytes > can.max_value_bytes:
+            findings.append(
+                f"{where}: a block takes {layout.slot_bytes:,} B, the tier's values at most "
+                f"{can.max_value_bytes:,} B: lower block_tokens"
+            )
+        if capacity_blocks(can, layout) == 0:
+            findings.append(
+                f"{where}: a block takes {layout.slot_bytes:,} B, the tier has room for "
+                f"{can.capacity_bytes:,} B, which is less than one block: raise its capacity"
+            )
+        if number == 0 and isinstance(tier, DirectTier) != can.direct_slots:
+            findings.append(
+                f"{where}: the driver says direct_slots={can.direct_slots}, its class says otherwise"
+            )
     return findings

@@ -19,13 +19,15 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from .chain import Lookup, TierChain, open_chain
+from .chain import TierChain
 from .drivers import Observers
 from .keys import BlockChain, Namespace, encode_tokens
 from .layout import BlockLayout
 from .loads import LoadJob, LoadState
+from .lookup import Lookup
 from .metrics import Metrics
 from .models import ChainConfig
+from .opening import open_chain
 from .receipts import Receipt
 from .stores import StoreJob, StoreState
 from .sync import LocalSync, Sync

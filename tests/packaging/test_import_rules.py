@@ -56,8 +56,12 @@ ROWS = [
         "loads",
         "cascade",
         "stores",
+        "lookup",
+        "probes",
+        "warm_up",
     ),
     ("chain",),
+    ("opening",),
     ("manager",),
     ("__init__",),
     (

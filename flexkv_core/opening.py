@@ -1,0 +1,86 @@
+"""Opening a chain: a driver for each tier that is named, its options checked, all of them put to work.
+
+Threads: the caller's; it blocks for opening and listing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import ValidationError
+
+from .chain import TierChain
+from .drivers import Observers, find_driver, open_tier
+from .errors import ConfigError
+from .keys import Namespace
+from .layout import BlockLayout
+from .metrics import Metrics
+from .models import ChainConfig, TierConfig
+from .receipts import Receipt
+from .tier import Tier, TierContext
+from .transfer import Transfer
+
+
+def _option_fault(number: int, fault: Mapping[str, Any]) -> str:
+    """One fault of a driver's options; values are never quoted, they may be secrets."""
+    path = ".".join(str(part) for part in ("options", *fault["loc"]))
+    return f"tiers[{number}].{path}: {fault['msg']}"
+
+
+def _open_tier(number: int, config: TierConfig, layout: BlockLayout, identity: str, source: str) -> Tier:
+    spec, offer = find_driver(config.driver)
+    try:
+        options = spec.config.model_validate(config.options)
+    except ValidationError as exc:
+        faults = exc.errors(include_input=False, include_url=False, include_context=False)
+        raise ConfigError(source, [_option_fault(number, fault) for fault in faults]) from None
+    context = TierContext(
+        name=config.name,
+        value_bytes=layout.slot_bytes,
+        head_bytes=layout.header_bytes,
+        fingerprint=layout.fingerprint,
+        identity=identity,
+    )
+    return open_tier(spec, offer.provider, options, context)
+
+
+def open_chain(
+    config: ChainConfig,
+    layout: BlockLayout,
+    namespace: Namespace,
+    transfer: Transfer,
+    *,
+    source: str = "chain",
+    observers: Observers | None = None,
+    metrics: Metrics | None = None,
+    on_receipt: Callable[[Receipt], None] = lambda _receipt: None,
+) -> TierChain:
+    """Open every tier that ``config`` names, and put them to work.  Blocks for opening and listing.
+
+    Raises:
+        ConfigError, DriverError, TierError, HostMemoryError: a tier that was asked for is never
+            silently absent; those already opened are closed again.
+    """
+    identity = json.dumps(asdict(namespace), sort_keys=True)
+    tiers: list[Tier] = []
+    try:
+        for number, tier in enumerate(config.tiers):
+            tiers.append(_open_tier(number, tier, layout, identity, source))
+        chain = TierChain(
+            config=config,
+            layout=layout,
+            tiers=tiers,
+            transfer=transfer,
+            metrics=metrics,
+            observers=observers if observers is not None else Observers.installed(),
+            on_receipt=on_receipt,
+        )
+    except BaseException:
+        for opened in reversed(tiers):
+            opened.close()
+        raise
+    chain.warm_up()
+    return chain
