@@ -42,8 +42,7 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from flexkv_core import Tier, Transfer
-from flexkv_core import chain as chain_module
+from flexkv_core import Tier, Transfer, opening
 from flexkv_core.config import load_config
 from flexkv_core.testing import FaultTier
 from flexkv_core.transfers.planes import DevicePlanes
@@ -163,7 +162,7 @@ class SglangWorld(Books):
 
     def _open(self, file: str, wrap: dict[str, Callable[[Tier], Tier]]) -> FlexKVRadixCache:
         self.tiers: dict[str, Tier] = {}
-        plain = chain_module.open_tier
+        plain = opening.open_tier
 
         def opened(spec: Any, provider: Any, options: Any, context: Any) -> Tier:
             tier = wrap.get(context.name, lambda tier: tier)(plain(spec, provider, options, context))
@@ -175,7 +174,7 @@ class SglangWorld(Books):
             return self.transfer
 
         with ExitStack() as stack:  # the two places where a test's own parts go in
-            stack.enter_context(patch.object(chain_module, "open_tier", opened))
+            stack.enter_context(patch.object(opening, "open_tier", opened))
             stack.enter_context(patch.object(radix_cache, "open_transfer", transfer))
             return FlexKVRadixCache(self.ctx, load_config(file, environ={}))
 

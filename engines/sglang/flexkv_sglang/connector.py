@@ -14,8 +14,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flexkv_core.chain import Lookup
 from flexkv_core.keys import BlockChain
+from flexkv_core.lookup import Lookup
 from flexkv_core.manager import NO_TASK, KVManager, KVResponse, KVResponseStatus, Scope
 from flexkv_core.models import EngineConfig
 from flexkv_core.receipts import Receipt
