@@ -153,8 +153,8 @@ class TierConfig(Model):
     )
     load_or_recompute: Literal["auto", "load", "recompute"] = Field(
         "load",
-        description="auto weighs the tier's measured speed against the engine's prefill rate; "
-        "load always fetches; recompute never does.",
+        description="load always fetches; recompute never does; auto, which will weigh the tier's speed "
+        "against the engine's, is not built yet and refused.",
     )
     eviction: EvictionConfig = Field(default_factory=EvictionConfig, description="How room is made.")
 
@@ -176,7 +176,9 @@ class EngineConfig(Model):
     """How the engine's side behaves."""
 
     layerwise: bool = Field(
-        False, description="Loads are awaited layer by layer (IP mode) instead of before the forward pass."
+        False,
+        description="Loads are awaited layer by layer (IP mode) instead of before the forward pass. "
+        "Not built yet: true is refused.",
     )
     load_wait_s: Seconds = Field(
         0.005,

@@ -23,7 +23,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         type=_pair,
-        help="a value that beats environment and file: engine.layerwise=true, tiers.disk.write=back, "
+        help="a value that beats environment and file: engine.prefetch=false, tiers.disk.write=back, "
         "cpu_cache_gb=8; may be repeated",
     )
 

@@ -38,7 +38,7 @@ def load_config(
 
     Args:
         file: Path of a ``.yaml``, ``.yml`` or ``.json`` file.
-        flags: Values by dotted path (``engine.layerwise``, ``tiers.disk.write``) or flat key
+        flags: Values by dotted path (``engine.prefetch``, ``tiers.disk.write``) or flat key
             (``cpu_cache_gb``).
         environ: Instead of the process's environment, which is read now and never again.
 

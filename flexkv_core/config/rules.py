@@ -1,4 +1,7 @@
-"""Chains that cannot work by what they declare.  What needs opened tiers is the chain's to check."""
+"""Chains that cannot work by what they declare, and what is not built yet.
+
+What needs opened tiers is the chain's to check.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ Fault = tuple[Path, str]
 
 
 def chain_faults(config: ChainConfig) -> list[Fault]:
-    """Every contradiction between the tiers' policies, each with its place and the reason."""
-    faults: list[Fault] = []
+    """All that is not built yet or contradicts itself, each with its place and the reason."""
+    faults: list[Fault] = list(_not_built(config))
     for index, tier in enumerate(config.tiers):
         above = config.tiers[:index]
         faults += [(("tiers", index, field), line) for field, line in _tier_faults(tier, above)]
@@ -20,6 +23,15 @@ def chain_faults(config: ChainConfig) -> list[Fault]:
         line = "no tier is ever written, so nothing can ever be found: set write: through in one of them"
         faults.append((("tiers",), line))
     return faults
+
+
+def _not_built(config: ChainConfig) -> Iterator[Fault]:
+    if config.engine.layerwise:
+        line = "transfer layer by layer (FLEXKV_ENABLE_LAYERWISE_TRANSFER) is not built yet: leave it false"
+        yield ("engine", "layerwise"), line
+    for index, tier in enumerate(config.tiers):
+        if tier.load_or_recompute == "auto":
+            yield ("tiers", index, "load_or_recompute"), "auto is not built yet: take load or recompute"
 
 
 def _tier_faults(tier: TierConfig, above: tuple[TierConfig, ...]) -> Iterator[tuple[str, str]]:

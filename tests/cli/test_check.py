@@ -14,10 +14,10 @@ def _clean_environment(monkeypatch):
 def test_check_prints_each_value_with_its_origin(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXKV_TIER_DISK_WRITE", "back")
     file = write(tmp_path, CHAIN)
-    assert main(["check", file, "--set", "engine.layerwise=yes", "--set", "block_tokens=16"]) == 0
+    assert main(["check", file, "--set", "engine.prefetch=no", "--set", "block_tokens=16"]) == 0
     rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in capsys.readouterr().out.splitlines()}
     assert rows["block_tokens"] == ["16", "flag block_tokens"]
-    assert rows["engine.layerwise"] == ["true", "flag engine.layerwise"]
+    assert rows["engine.prefetch"] == ["false", "flag engine.prefetch"]
     assert rows["tiers[1].write"] == ["back", "environment FLEXKV_TIER_DISK_WRITE"]
     assert rows["tiers[0].options.capacity"] == ["64MiB", f"file {file}"]
     assert rows["engine.load_wait_s"] == ["0.005", "default"]
@@ -49,6 +49,14 @@ def test_check_fails_with_the_whole_report(capsys, tmp_path):
     assert f"{file}: blok_tokens: unknown field, did you mean block_tokens?" in err
     assert f"{file}: engine.layerwize: unknown field, did you mean layerwise?" in err
     assert err.endswith("2 findings\n")
+
+
+@pytest.mark.parametrize(
+    "setting", ["engine.layerwise=true", "enable_layerwise_transfer=1", "tiers.disk.load_or_recompute=auto"]
+)
+def test_check_refuses_what_is_not_built(setting, capsys, tmp_path):
+    assert main(["check", write(tmp_path, CHAIN), "--set", setting]) == 1
+    assert "is not built yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from flexkv_core.config import load_config
 from flexkv_core.config.rules import chain_faults, chain_notices
 from flexkv_core.models import ChainConfig
-from tests.support.configs import findings, write
+from tests.support.configs import CHAIN, findings, write
 
 
 def build(*tiers):
@@ -77,3 +77,54 @@ def test_contradictions_stand_in_the_report(tmp_path):
 def test_settings_without_effect_are_notices():
     config = load_config(environ={"FLEXKV_EVICTION_POLICY": "mru", "FLEXKV_HIT_REWARD_SECONDS": "3"})
     assert config.notices == ("tiers[0].eviction.hit_reward_s: has no effect with policy mru, only with lru",)
+
+
+LAYERWISE = "transfer layer by layer (FLEXKV_ENABLE_LAYERWISE_TRANSFER) is not built yet"
+AUTO = "auto is not built yet"
+
+
+@pytest.mark.parametrize(
+    ("content", "where"),
+    [
+        ({"engine": {"layerwise": True}}, "{file}: engine.layerwise: "),
+        ({"enable_layerwise_transfer": True}, "{file}: engine.layerwise: "),
+        ({**CHAIN, "engine": {"layerwise": True}}, "{file}: engine.layerwise: "),
+    ],
+)
+def test_layerwise_transfer_is_refused_by_name_in_a_file(tmp_path, content, where):
+    file = write(tmp_path, content)
+    (line,) = findings(file)
+    assert line.startswith(where.format(file=file) + LAYERWISE)
+
+
+@pytest.mark.parametrize("name", ["FLEXKV_ENABLE_LAYERWISE_TRANSFER", "FLEXKV_ENGINE_LAYERWISE"])
+def test_layerwise_transfer_is_refused_by_name_in_the_environment(name):
+    (line,) = findings(environ={name: "1"})
+    assert line.startswith(f"environment: {name} (engine.layerwise): {LAYERWISE}")
+    config = load_config(environ={name: "0"})
+    assert config.chain.engine.layerwise is False
+    assert config.notices == ()
+
+
+@pytest.mark.parametrize("name", ["engine.layerwise", "enable_layerwise_transfer"])
+def test_layerwise_transfer_is_refused_by_name_as_a_flag(name):
+    (line,) = findings(flags={name: "yes"})
+    assert line.startswith(f"flag: engine.layerwise: {LAYERWISE}")
+    assert load_config(flags={name: "no"}, environ={}).chain.engine.layerwise is False
+
+
+def test_weighing_a_load_is_refused_by_name(tmp_path):
+    (line,) = findings(environ={"FLEXKV_TIER_HOST_LOAD_OR_RECOMPUTE": "auto"})
+    assert line.startswith(
+        f"environment: FLEXKV_TIER_HOST_LOAD_OR_RECOMPUTE (tiers[0].load_or_recompute): {AUTO}"
+    )
+    tiers = [CHAIN["tiers"][0], {**CHAIN["tiers"][1], "load_or_recompute": "auto"}]
+    file = write(tmp_path, {**CHAIN, "tiers": tiers})
+    (line,) = findings(file)
+    assert line.startswith(f"{file}: tiers[1].load_or_recompute: {AUTO}")
+
+
+@pytest.mark.parametrize("choice", ["load", "recompute"])
+def test_the_other_choices_stay(choice):
+    config = load_config(environ={"FLEXKV_TIER_HOST_LOAD_OR_RECOMPUTE": choice})
+    assert config.tiers[0].config.load_or_recompute == choice

@@ -24,7 +24,7 @@ def test_nothing_at_all_gives_the_seeds_default():
 
 
 @pytest.mark.parametrize(
-    "content", [CHAIN, FLAT, {**FLAT, "block_tokens": 16, "engine": {"layerwise": True}}]
+    "content", [CHAIN, FLAT, {**FLAT, "block_tokens": 16, "engine": {"prefetch": False}}]
 )
 def test_yaml_and_json_are_equal(tmp_path, content):
     one = load_config(write(tmp_path, content, "c.yaml"), environ={})
@@ -43,7 +43,7 @@ def test_file_environment_and_flags_are_equal(tmp_path):
         "evict_start_threshold": 0.7,
         "hit_reward_seconds": 0,
         "slru_protected_threshold": 3,
-        "enable_layerwise_transfer": "yes",
+        "enable_layerwise_transfer": "no",
         "layerwise_wait_timeout_s": 12,
         "transfer_manager_shutdown_timeout_s": 40,
     }
@@ -57,7 +57,7 @@ def test_file_environment_and_flags_are_equal(tmp_path):
     assert chain.kv_cache_dtype == "float8_e5m2"
     assert [tier.eviction.ratio for tier in chain.tiers] == [0.05, 0.05]
     assert chain.tiers[1].eviction.policy.value == "slru"
-    assert (chain.engine.layerwise, chain.engine.load_deadline_s) == (True, 12)
+    assert (chain.engine.layerwise, chain.engine.load_deadline_s) == (False, 12)
     assert [str(path) for path in from_file.tiers[1].options.path] == ["/a", "/b"]
 
 
@@ -85,7 +85,7 @@ def test_a_directory_list_is_a_list_or_a_text(tmp_path):
         ("staging", "FLEXKV_STAGING", "1MiB", "2MiB", "3MiB", "256MiB"),
         ("kv_cache_dtype", "FLEXKV_KV_CACHE_DTYPE", "float16", "bfloat16", "float32", "none"),
         ("engine.load_wait_s", "FLEXKV_ENGINE_LOAD_WAIT_S", "1ms", "2ms", "3ms", "0.005"),
-        ("engine.layerwise", "FLEXKV_ENGINE_LAYERWISE", True, "no", True, "false"),
+        ("engine.prefetch", "FLEXKV_ENGINE_PREFETCH", False, "yes", False, "true"),
         ("namespace.weights_version", "FLEXKV_NAMESPACE_WEIGHTS_VERSION", "a", "b", "c", "0"),
     ],
 )
@@ -227,10 +227,10 @@ def test_options_come_back_as_the_driver_typed_them(tmp_path):
 @pytest.mark.parametrize("where", ["file", "environment"])
 def test_switches_read_alike_everywhere(tmp_path, text, where):
     if where == "file":
-        config = load_config(write(tmp_path, f"enable_layerwise_transfer: {text}\n"), environ={})
+        config = load_config(write(tmp_path, f"use_hugepage_cpu_buffer: {text}\n"), environ={})
     else:
-        config = load_config(environ={"FLEXKV_ENABLE_LAYERWISE_TRANSFER": text})
-    assert config.chain.engine.layerwise is True
+        config = load_config(environ={"FLEXKV_USE_HUGEPAGE_CPU_BUFFER": text})
+    assert config.tiers[0].options.huge_pages is True
 
 
 def test_an_empty_variable_counts_as_not_given_and_is_told():
