@@ -48,10 +48,11 @@ def write_skeleton(name: str, folder: Path) -> list[Path]:
     """Write the package of driver ``name`` into ``folder``, which must be absent or empty.
 
     Raises:
-        ConfigError: the name is none, or something is there already.
+        ConfigError: the name is none, an installed distribution offers it, or something is there already.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError("NAME", [f"{name}: must be of a-z, 0-9 and _, and begin with a letter"])
+    _refuse_offered(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(str(folder), ["is there already and not empty"])
     written = []
@@ -62,6 +63,16 @@ def write_skeleton(name: str, folder: Path) -> list[Path]:
         path.write_text(_filled(text, name), encoding="utf-8")
         written.append(path)
     return written
+
+
+def _refuse_offered(name: str) -> None:
+    """Two offers of one name stop every chain that uses it, so the second one is not begun."""
+    from ..drivers import installed_drivers
+
+    offers = installed_drivers().get(name, [])
+    if offers:
+        who = " and ".join(offer.provider for offer in offers)
+        raise ConfigError("NAME", [f"{name}: is offered by {who} already; take another name"])
 
 
 def _filled(text: str, name: str) -> str:

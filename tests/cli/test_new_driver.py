@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flexkv_core.cli import main
+from tests.support.distributions import add_distribution
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,3 +66,22 @@ def test_what_is_there_is_left_alone(tmp_path, capsys):
     assert main(["new-driver", "acme", "--into", str(tmp_path)]) == 1
     assert "is there already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_name_that_is_offered_already_is_refused_with_who_offers_it(tmp_path, monkeypatch, capsys):
+    site = tmp_path / "site"
+    add_distribution(
+        monkeypatch,
+        site,
+        "acme-kv",
+        entry_points={"flexkv.drivers": {"acme": "acme_kv_driver"}},
+        modules={"acme_kv_driver": "raise ImportError('looking at a name imports nothing')"},
+        version="2.3",
+    )
+    folder = tmp_path / "new"
+    assert main(["new-driver", "acme", "--into", str(folder)]) == 1
+    assert "acme: is offered by acme-kv 2.3 already" in capsys.readouterr().err
+    assert not folder.exists()
+    assert main(["new-driver", "ssd", "--into", str(folder)]) == 1
+    assert "ssd: is offered by flexkv-core " in capsys.readouterr().err
+    assert main(["new-driver", "acme2", "--into", str(folder)]) == 0
