@@ -58,9 +58,13 @@ class EngineClient:
     Threads: any; the object holds no connection.
     """
 
-    def __init__(self, base_url: str, timeout_s: float = HTTP_TIMEOUT_S) -> None:
+    def __init__(
+        self, base_url: str, timeout_s: float = HTTP_TIMEOUT_S, *, api_key: str | None = None
+    ) -> None:
+        """A client of the server at ``base_url``, which is shown ``api_key`` if it is given."""
         self.base_url = base_url if "://" in base_url else f"http://{base_url}"
         self.timeout_s = timeout_s
+        self._api_key = api_key
 
     def generate(
         self, prompt: str | Sequence[int], max_new_tokens: int, *, ignore_eos: bool = False, **fields: Any
@@ -145,6 +149,8 @@ class EngineClient:
         if body is not None:
             request.data = json.dumps(body).encode()
             request.add_header("Content-Type", "application/json")
+        if self._api_key is not None:  # not to whom the server may redirect to
+            request.add_unredirected_header("Authorization", f"Bearer {self._api_key}")
         try:
             return _OPENER.open(request, timeout=timeout_s or self.timeout_s)
         except urllib.error.HTTPError as exc:

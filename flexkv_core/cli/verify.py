@@ -9,7 +9,9 @@ have been served from a tier: a check that passes without a hit has checked noth
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--host", default="127.0.0.1:30000", help="the server's address and port")
     parser.add_argument("--phase", choices=["baseline", "test"], required=True)
     parser.add_argument("--baseline-file", type=Path, default=Path("/tmp/flexkv_baseline.json"))
+    parser.add_argument(
+        "--api-key-env", metavar="NAME", help="the variable that holds the server's API key, if it wants one"
+    )
     parser.set_defaults(run=run)
 
 
@@ -52,14 +57,24 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if all is equal and every R2 hit a tier; 1 if not; 2 if it could not be found out.
     """
-    client = EngineClient(args.host)
     try:
+        client = EngineClient(args.host, api_key=_api_key(args.api_key_env))
         if args.phase == "baseline":
             return _baseline(client, args.baseline_file)
         return _test(client, args.baseline_file)
     except (EngineError, OSError, ValueError) as exc:
         print(f"flexkv verify: {exc}", file=sys.stderr)
         return 2
+
+
+def _api_key(variable: str | None) -> str | None:
+    """The key in an environment variable; None for no variable."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not (key and key.isascii() and key.isprintable()):  # the HTTP library's complaint would quote it
+        raise ValueError(f"the variable {variable} holds no API key: it is not set, empty, or not plain text")
+    return key
 
 
 def _baseline(client: EngineClient, path: Path) -> int:
@@ -74,9 +89,28 @@ def _baseline(client: EngineClient, path: Path) -> int:
             "output_ids": list(answer.output_ids),
             "completion_tokens": len(answer.output_ids),
         }
-    path.write_text(json.dumps(answers, indent=1))
+    _write_private(path, json.dumps(answers, indent=1))
     print(f"Baseline of {len(answers)} prompts written to {path}")
     return 0
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner reads.
+
+    The default path lies in a folder where anyone may put a link, so links are not followed, and a
+    file that belongs to somebody else is refused.
+    """
+    try:
+        descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+    except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise ValueError(f"{path} is a symbolic link: remove it, or name another file") from exc
+        raise
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o600)  # one that was there keeps its mode otherwise
+        file.write(text)
 
 
 def _test(client: EngineClient, path: Path) -> int:

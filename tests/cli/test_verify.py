@@ -23,6 +23,7 @@ class Script:
         host_share: What part of what a tier could give back it does give back after a flush.
         wrong_after_flush: Whether it answers other tokens then.
         busy_flushes: How many flushes it refuses first.
+        api_key: What every request must show; empty: nothing.
     """
 
     page: int = 1
@@ -30,6 +31,7 @@ class Script:
     wrong_after_flush: bool = False
     busy_flushes: int = 0
     has_server_info: bool = True
+    api_key: str = ""
     seen: set[str] = field(default_factory=set)
     on_device: set[str] = field(default_factory=set)
 
@@ -38,6 +40,8 @@ class Handler(BaseHTTPRequestHandler):
     script: Script
 
     def do_GET(self) -> None:
+        if not self._may():
+            return
         modern = self.path == "/server_info" and self.script.has_server_info
         if modern or self.path == "/get_server_info":
             self._answer(200, json.dumps({"page_size": self.script.page}))
@@ -46,6 +50,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._may():
+            return
         if self.path == "/generate":
             self._answer(200, f"data: {json.dumps(self._generate(body['text']))}\n\ndata: [DONE]\n\n")
         elif self.script.busy_flushes:
@@ -73,6 +79,13 @@ class Handler(BaseHTTPRequestHandler):
         }
         return {"text": "x", "output_ids": [7, 8, 9 + is_wrong], "meta_info": meta}
 
+    def _may(self) -> bool:
+        key = self.script.api_key
+        is_known = not key or self.headers["Authorization"] == f"Bearer {key}"
+        if not is_known:
+            self._answer(401, "unauthorized")
+        return is_known
+
     def _answer(self, status: int, text: str) -> None:
         self.send_response(status)
         self.end_headers()
@@ -99,10 +112,11 @@ def address(script: Script) -> Iterator[str]:
         thread.join()
 
 
-def run(address: str, phase: str, file: Path) -> int:
+def run(address: str, phase: str, file: Path, *words: str) -> int:
     parser = argparse.ArgumentParser()
     verify.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["verify", "--host", address, "--phase", phase, "--baseline-file", str(file)])
+    given = ["--host", address, "--phase", phase, "--baseline-file", str(file)]
+    args = parser.parse_args(["verify", *given, *words])
     return int(args.run(args))
 
 
@@ -199,3 +213,63 @@ def test_a_baseline_of_other_prompts_is_refused(
 def test_no_server_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("127.0.0.1:9", "baseline", tmp_path / "baseline.json") == 2
     assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_the_baseline_is_for_its_owner_only(address: str, tmp_path: Path) -> None:
+    file = tmp_path / "baseline.json"
+    file.write_text("x" * 100_000)
+    file.chmod(0o666)
+    assert run(address, "baseline", file) == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert set(json.loads(file.read_text())) == {"short", "medium", "long"}
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_baseline_is_not_written_through_a_link(
+    address: str, tmp_path: Path, is_there: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim, file = tmp_path / "victim", tmp_path / "baseline.json"
+    if is_there:
+        victim.write_text("precious")
+    file.symlink_to(victim)
+    assert run(address, "baseline", file) == 2
+    assert f"{file} is a symbolic link" in capsys.readouterr().err
+    assert victim.exists() is is_there
+    assert not is_there or victim.read_text() == "precious"
+
+
+def test_a_server_with_a_key_is_shown_it(
+    address: str, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.api_key = "k-123"
+    monkeypatch.setenv("THE_KEY", "k-123\n")  # as from a file
+    file = tmp_path / "baseline.json"
+    assert run(address, "baseline", file, "--api-key-env", "THE_KEY") == 0
+    script.seen.clear()
+    script.on_device.clear()
+    assert run(address, "test", file, "--api-key-env", "THE_KEY") == 0
+
+
+def test_a_server_with_a_key_refuses_who_shows_none(
+    address: str, script: Script, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.api_key = "k-123"
+    assert run(address, "baseline", tmp_path / "baseline.json") == 2
+    assert "answered 401: unauthorized" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [None, "", "k-1\nk-2", "k-\u00e9"])
+def test_a_key_that_is_none_is_said_without_its_value(
+    address: str,
+    tmp_path: Path,
+    value: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("THE_KEY", raising=False)
+    if value is not None:
+        monkeypatch.setenv("THE_KEY", value)
+    assert run(address, "baseline", tmp_path / "baseline.json", "--api-key-env", "THE_KEY") == 2
+    err = capsys.readouterr().err
+    assert "THE_KEY" in err
+    assert "k-" not in err
