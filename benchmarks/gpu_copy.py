@@ -3,10 +3,10 @@
     python benchmarks/gpu_copy.py [--json FILE] [--tokens 512,4096,16384,32768] [--repeats 7]
 
 Shape of Qwen3-8B: 36 layers, K and V rows of 2 KiB, blocks of 64 tokens.  Needs one CUDA device with
-16 GB free, 8 GB of host memory and about three minutes.  Every rate is of this run; ``share`` is a
-rate over the pinned-copy rate of the same direction.  ``gpu`` times run from the engine's stream at
-the moment of the fence to the moment at which that stream may go on; ``call`` is what the calling
-thread pays for ``load`` or ``store``.
+16 GB free, 8 GB of host memory and about three minutes; without a device it says so and measures
+nothing.  Every rate is of this run; ``share`` is a rate over the pinned-copy rate of the same
+direction.  ``gpu`` times run from the engine's stream at the moment of the fence to the moment at
+which that stream may go on; ``call`` is what the calling thread pays for ``load`` or ``store``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from array import array
 from collections.abc import Sequence
@@ -283,7 +284,7 @@ def run_method(
     transfer.close()
 
 
-def main() -> None:
+def main() -> int:
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -292,6 +293,9 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=7, help="runs of each copy; the first warms up")
     options.add_argument("--methods", default="auto,direct,staged", help="ways to copy")
     given = options.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: nothing is measured")
+        return 0
     given.tokens = [int(number) for number in given.tokens.split(",")]
     out = Result()
     out.add(
@@ -307,7 +311,8 @@ def main() -> None:
     plain_rates(out)
     if given.json:
         given.json.write_text(json.dumps(out.rows, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
