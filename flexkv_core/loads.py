@@ -18,9 +18,9 @@ from typing import Any
 
 from .errors import TransferError
 from .executor import Call, Completed, Verb
-from .index import Match
 from .keys import BlockChain, BlockKey
 from .links import Link
+from .match import Match
 from .models import WritePolicy
 from .parts import ChainParts
 from .plan import LoadPlan, plan_load

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .index import Match, Run, Usable
 from .keys import BlockChain
+from .match import Match, Run, Usable
 from .parts import ChainParts
 
 _NEVER = float("-inf")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .index import Match
 from .keys import BlockChain, BlockKey
+from .match import Match
 
 
 @dataclass(slots=True)

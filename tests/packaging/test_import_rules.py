@@ -38,6 +38,8 @@ ROWS = [
     ("config",),
     (
         "policy",
+        "eviction",
+        "match",
         "index",
     ),
     ("wrappers",),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flexkv_core.index import BlockIndex, Inside, Usable
+from flexkv_core.index import BlockIndex
 from flexkv_core.keys import BlockChain, encode_tokens
+from flexkv_core.match import Inside, Usable
 from flexkv_core.policy import Fifo, Filo, Lru, Mru
 
 ROOT = bytes(32)
