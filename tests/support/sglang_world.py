@@ -176,6 +176,9 @@ class SglangWorld(Books):
         with ExitStack() as stack:  # the two places where a test's own parts go in
             stack.enter_context(patch.object(opening, "open_tier", opened))
             stack.enter_context(patch.object(radix_cache, "open_transfer", transfer))
+            FlexKVRadixCache.fails_open = (
+                False  # a fault of ours must fail the test, not switch the cache off
+            )
             return FlexKVRadixCache(self.ctx, load_config(file, environ={}))
 
     # ---- shortcuts

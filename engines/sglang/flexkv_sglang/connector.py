@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,9 @@ from flexkv_core.receipts import Receipt
 
 logger = logging.getLogger(__name__)
 
-READY_LOG_S = 10.0
+_MOST_SEEN = 1024
+"""Requests that something is kept for; the one that was asked about longest ago goes first."""
+
 _DIRECTION = {"load": "H2D", "store": "D2H", "prefetch": "PREFETCH"}
 
 
@@ -47,6 +50,28 @@ class _Seen:
     origin: dict[str, int] = field(default_factory=dict)
 
 
+class WaitBudget:
+    """How long the scheduler may still be held up in one pass, however many requests want to wait."""
+
+    def __init__(self, limit_s: float) -> None:
+        """``limit_s`` seconds a pass."""
+        self._limit_s = limit_s
+        self._left_s = limit_s
+
+    def renew(self) -> None:
+        """A new pass begins."""
+        self._left_s = self._limit_s
+
+    @contextmanager
+    def spending(self) -> Iterator[float]:
+        """Gives the seconds that are left; what is spent inside is taken off."""
+        began = time.monotonic()
+        try:
+            yield self._left_s
+        finally:
+            self._left_s = max(0.0, self._left_s - (time.monotonic() - began))
+
+
 class FlexKVConnector:
     """One engine rank's cache below the device."""
 
@@ -63,6 +88,8 @@ class FlexKVConnector:
         self._first_tier = first_tier
         self._seen: dict[Hashable, _Seen] = {}
         self._prefetches: set[int] = set()
+        self._lookup_wait = WaitBudget(engine.lookup_wait_s)
+        self._load_wait = WaitBudget(engine.load_wait_s)
 
     # ---- prompts -------------------------------------------------------------------------------
 
@@ -82,29 +109,43 @@ class FlexKVConnector:
             return 0
         seen = self._sequence_of(handle, tokens, num_tokens, scope)
         found = self.manager.lookup(seen.sequence, start=have, scope=scope)
-        if found.wants_probe and not seen.has_asked:
+        if found.wants_probe and not seen.has_asked and not self.manager.chain.num_probes:
             seen.has_asked = True  # once a request: what it learns is known for a while
-            if self.manager.ask_shared(seen.sequence, found, self._engine.lookup_wait_s, scope=scope):
+            with self._lookup_wait.spending() as left:
+                is_answered = self.manager.ask_shared(seen.sequence, found, left, scope=scope)
+            if is_answered:
                 found = self.manager.lookup(seen.sequence, start=have, scope=scope)
-        self._note_origin(seen, found, have)
+        self._note_origin(handle, seen, found, have)
         self._bring_nearer(handle, seen, found, scope)
         return found.num_tokens - have
 
     def _sequence_of(
         self, handle: Hashable, tokens: Callable[[], Sequence[int]], num_tokens: int, scope: Scope
     ) -> _Seen:
-        seen = self._seen.get(handle)
+        seen = self._seen.pop(handle, None)
         if seen is not None and seen.num_tokens == num_tokens:
+            self._seen[handle] = seen
             return seen
         sequence = self.manager.sequence(tokens(), scope)
         if seen is not None:  # a chunk more, or the answer behind the prompt: the keys so far stay
             sequence.adopt_keys(seen.sequence)
         seen = self._seen[handle] = _Seen(num_tokens, sequence)
+        if len(self._seen) > _MOST_SEEN:  # before 0.5.20 nobody tells of requests that left the queue
+            del self._seen[next(iter(self._seen))]
         return seen
 
-    def _note_origin(self, seen: _Seen, found: Lookup, have: int) -> None:
+    def _note_origin(self, handle: Hashable, seen: _Seen, found: Lookup, have: int) -> None:
         if seen.have != have or sum(found.tokens_by_tier.values()) > sum(seen.origin.values()):
             seen.have, seen.origin = have, dict(found.tokens_by_tier)
+            logger.debug(
+                "[FlexKV] lookup rid=%r prompt=%d device=%d promised=%d from=%s why=%s",
+                _label(handle),
+                seen.num_tokens,
+                have,
+                found.num_tokens - have,
+                _places(found.tokens_by_tier),
+                found.why,
+            )
 
     def _bring_nearer(self, handle: Hashable, seen: _Seen, found: Lookup, scope: Scope) -> None:
         """Ask once for what lies below the first tier, so that it is there when the request is admitted."""
@@ -156,13 +197,17 @@ class FlexKVConnector:
         """Let a staged load copy into device slots, one for each of its tokens."""
         self.manager.launch([task], [slots])
 
-    def wait_staged(self, task: int, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` until a load's blocks lie in host slots, or it has ended."""
-        return self._wait(lambda: self.manager.is_staged(task) or self.manager.is_over(task), timeout_s)
+    def wait_staged(self, task: int) -> bool:
+        """Wait, as long as this pass may, until a load's blocks lie in host slots, or it has ended."""
+        with self._load_wait.spending() as left:
+            return self._wait(lambda: self.manager.is_staged(task) or self.manager.is_over(task), left)
 
-    def wait_over(self, task: int, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` until nothing of a task touches any slot."""
-        return self._wait(lambda: self.manager.is_over(task), timeout_s)
+    def wait_over(self, task: int, timeout_s: float | None = None) -> bool:
+        """Wait until nothing of a task touches any slot: up to ``timeout_s``, or as long as this pass may."""
+        if timeout_s is not None:
+            return self._wait(lambda: self.manager.is_over(task), timeout_s)
+        with self._load_wait.spending() as left:
+            return self._wait(lambda: self.manager.is_over(task), left)
 
     def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s
@@ -229,6 +274,12 @@ class FlexKVConnector:
 
     # ---- the rest ------------------------------------------------------------------------------
 
+    def begin_pass(self) -> None:
+        """A pass of the scheduler begins: take in what has ended; requests may wait again."""
+        self._lookup_wait.renew()
+        self._load_wait.renew()
+        self.poll()
+
     def poll(self) -> None:
         """Take in what has ended.  Prefetches outlive their requests, so they are collected here (HS-37)."""
         self.manager.poll()
@@ -269,7 +320,7 @@ class TransferLog:
             seconds = receipt.copy_s or receipt.staging_s
             logger.info(
                 "[FlexKV] %s transfer request: %d finished transfer data size: %.6f GB transfer time: %.4f s "
-                "transfer bandwidth: %.2f GB/s rid=%s blocks=%d tokens=%d",
+                "transfer bandwidth: %.2f GB/s rid=%r blocks=%d tokens=%d from=%s",
                 _DIRECTION[receipt.kind],
                 self._number,
                 receipt.num_bytes / 1e9,
@@ -278,7 +329,12 @@ class TransferLog:
                 receipt.label,
                 receipt.num_blocks,
                 receipt.num_tokens,
+                _places(receipt.tokens_by_tier),
             )
+
+
+def _places(tokens_by_tier: Mapping[str, int]) -> str:
+    return ",".join(f"{tier}:{tokens}" for tier, tokens in tokens_by_tier.items()) or "device"
 
 
 def _label(handle: Hashable) -> str:

@@ -10,20 +10,34 @@ import json
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from flexkv_core import BlockLayout, Namespace
+from flexkv_core.models import NamespaceConfig
 
 from .pools import is_replicated
 
 SAMPLE_BYTES = 256 * 1024
-"""Read from each end of a weight file: tells two fine-tunes apart, and 100 files take well under a second."""
+"""Read from each end of a weight file."""
+
+NUM_SAMPLES = 256
+STEP_SAMPLE_BYTES = 4096
+"""... and so many pieces of this size at equal distances between: a fine-tune that leaves the ends of a file
+as they are changes whole tensors in its middle.  100 files take about a second."""
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 _VOLATILE = ("_name_or_path", "transformers_version")
 
 
-def model_namespace(ctx: Any, pool: Any, layout: BlockLayout, *, rank_slice: str = "") -> Namespace:
+def model_namespace(
+    ctx: Any,
+    pool: Any,
+    layout: BlockLayout,
+    *,
+    rank_slice: str = "",
+    configured: NamespaceConfig | None = None,
+) -> Namespace:
     """The namespace of this rank's blocks, before requests add theirs.
 
     Args:
@@ -31,13 +45,16 @@ def model_namespace(ctx: Any, pool: Any, layout: BlockLayout, *, rank_slice: str
         pool: The KV pool.
         layout: What its blocks look like.
         rank_slice: Which part of heads and layers this rank holds; default: read off the context.
+        configured: What the user says: it wins over what SGLang says.
     """
+    said = configured or NamespaceConfig()
     model = ctx.model_config
     args = ctx.server_args
     path = str(getattr(model, "model_path", None) or args.model_path)
     return Namespace(
-        model=path,
-        revision=revision_digest(path, args, model),
+        model=said.model or path,
+        revision=said.revision or revision_digest(path, args, model),
+        weights_version=said.weights_version,
         kv_dtype=layout.parts[0].dtype,
         layout=layout.fingerprint.hex(),
         block_tokens=layout.block_tokens,
@@ -87,9 +104,12 @@ def weight_samples(folder: Path) -> Iterator[bytes]:
     for file in files:
         size = file.stat().st_size
         with file.open("rb") as f:
-            head = f.read(SAMPLE_BYTES)
+            pieces = [f"{file.name}\0{size}\0".encode(), f.read(SAMPLE_BYTES)]
+            for at in range(SAMPLE_BYTES, size - SAMPLE_BYTES, max(1, size // NUM_SAMPLES)):
+                f.seek(at)
+                pieces.append(f.read(STEP_SAMPLE_BYTES))
             f.seek(max(0, size - SAMPLE_BYTES))
-            yield f"{file.name}\0{size}\0".encode() + head + f.read(SAMPLE_BYTES)
+            yield b"".join([*pieces, f.read(SAMPLE_BYTES)])
 
 
 class AdapterDigests:
@@ -102,16 +122,21 @@ class AdapterDigests:
         """Adapters as SGLang's worker knows them."""
         self._worker = tp_worker
         self._known: dict[str, str] = {}
+        self._nonce = token_hex(8)
 
     def of(self, lora_id: str) -> str:
-        """The adapter's digest; its id where its files are out of reach; empty for no adapter."""
+        """The adapter's digest; empty for no adapter.
+
+        Where its files are out of reach (a hub's name), its id with a number of this process: an id alone may
+        stay while the files change, so such an adapter's blocks are not found again after a restart.
+        """
         if not lora_id:
             return ""
         if lora_id not in self._known:
             runner = getattr(self._worker, "model_runner", None)
             refs = getattr(getattr(runner, "lora_manager", None), "lora_refs", None) or {}
             path = getattr(refs.get(lora_id), "lora_path", None)
-            self._known[lora_id] = (adapter_digest(Path(path)) if path else "") or lora_id
+            self._known[lora_id] = (adapter_digest(Path(path)) if path else "") or f"{lora_id}.{self._nonce}"
         return self._known[lora_id]
 
 

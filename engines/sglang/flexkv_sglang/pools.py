@@ -105,6 +105,20 @@ def is_replicated(pool: Any) -> bool:
     return type(pool).__name__ == "MLATokenToKVPool"
 
 
+def check_dtype(pool: Any, configured: str | None) -> None:
+    """The configured KV element type must be the pool's.
+
+    Raises:
+        LayoutError: it is another; names both.
+    """
+    found = dtype_name(pool.dtype)
+    if configured not in (None, found):
+        raise LayoutError(
+            f"kv_cache_dtype is {configured} in the configuration and {found} in SGLang's KV pool: "
+            "leave it out, or start SGLang with the same --kv-cache-dtype"
+        )
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")

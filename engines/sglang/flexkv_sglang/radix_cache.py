@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -29,7 +31,7 @@ from .compat import RequestHandle, RequestNamespace
 from .connector import FlexKVConnector, TransferLog
 from .counters import CounterLog
 from .identity import AdapterDigests, model_namespace
-from .pools import device_planes
+from .pools import check_dtype, device_planes
 from .seam_cache import Checkpoint, Loaded, Prompt, SeamRadixCache, Verdict
 from .transfers import open_transfer
 
@@ -76,8 +78,46 @@ class _Store:
     node: Any
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _fails_open(default: Any) -> Callable[[_Method], _Method]:
+    """A fault of ours ends the cache, not the scheduler: from then on the engine computes.
+
+    ``EngineError`` passes: it says that going on would give wrong answers.
+    """
+
+    def guard(method: _Method) -> _Method:
+        @wraps(method)
+        def call(self: FlexKVRadixCache, *args: Any, **kwargs: Any) -> Any:
+            if self.is_broken:
+                return default
+            try:
+                return method(self, *args, **kwargs)
+            except EngineError:
+                raise
+            except Exception:  # the border to the engine: nothing of ours may end its scheduler
+                if not self.fails_open:
+                    raise
+                self.is_broken = True
+                logger.exception("[FlexKV] a fault in %s: the cache is off, serving goes on", method.__name__)
+                return default
+
+        return cast("_Method", call)
+
+    return guard
+
+
 class FlexKVRadixCache(SeamRadixCache):
-    """SGLang's radix cache with a chain of tiers below it."""
+    """SGLang's radix cache with a chain of tiers below it.
+
+    Attributes:
+        fails_open: Whether a fault of ours switches the cache off instead of being raised (in tests).
+        is_broken: Whether that has happened.
+    """
+
+    fails_open = True
+    is_broken = False
 
     def __init__(self, ctx: Any, effective: EffectiveConfig) -> None:
         """Open the chain for the context's KV pool.
@@ -101,6 +141,7 @@ class FlexKVRadixCache(SeamRadixCache):
         super().__init__(ctx)
         pool = compat.kv_pool(ctx)
         planes = device_planes(pool, config.block_tokens, self.page_size)
+        check_dtype(pool, config.kv_cache_dtype)
         metrics = Metrics()
         transfer = open_transfer(planes, ctx, metrics)
         self._engine = config.engine
@@ -109,7 +150,7 @@ class FlexKVRadixCache(SeamRadixCache):
             manager = KVManager(
                 config,
                 layout=planes.layout,
-                namespace=model_namespace(ctx, pool, planes.layout),
+                namespace=model_namespace(ctx, pool, planes.layout, configured=config.namespace),
                 transfer=transfer,
                 metrics=metrics,
                 on_receipt=TransferLog(is_on=config.engine.log_transfers),
@@ -134,6 +175,7 @@ class FlexKVRadixCache(SeamRadixCache):
 
     # ---- match and load ------------------------------------------------------------------------
 
+    @_fails_open(0)
     def on_match(self, handle: RequestHandle, prompt: Prompt, have: int) -> int:
         if self._weights_are_suspect:
             return 0
@@ -146,6 +188,7 @@ class FlexKVRadixCache(SeamRadixCache):
             handle, lambda: prompt.tokens, prompt.num_tokens, self._scope(prompt.namespace), have
         )
 
+    @_fails_open(Verdict.RECOMPUTE)
     def on_load_back(
         self, handle: RequestHandle, req: Any, node: Any, have: int, count: int
     ) -> Loaded | Verdict:
@@ -172,11 +215,10 @@ class FlexKVRadixCache(SeamRadixCache):
         return load
 
     def _progress(self, handle: RequestHandle, load: _Load, req: Any) -> Loaded | Verdict:
-        """One step: staged, then slots, then copied; never longer than ``load_wait_s``."""
-        end = time.monotonic() + self._engine.load_wait_s
+        """One step: staged, then slots, then copied.  All loads of a pass wait ``load_wait_s`` together."""
         manager = self.connector.manager
         if load.slots is None:
-            if not self.connector.wait_staged(load.task, self._engine.load_wait_s):
+            if not self.connector.wait_staged(load.task):
                 return self._ask_again(handle, load)
             if not manager.is_over(load.task):
                 load.slots = compat.alloc_slots(self, load.count)
@@ -185,10 +227,10 @@ class FlexKVRadixCache(SeamRadixCache):
                     self._give_up(handle)
                     return Verdict.RECOMPUTE
                 self.connector.retrieve_kv(load.task, load.slots)
-        if not self.connector.wait_over(load.task, max(0.0, end - time.monotonic())):
-            ticket = manager.ticket(load.task)
-            if ticket is None or not ticket.order_behind():
-                return self._ask_again(handle, load)
+        ticket = manager.ticket(load.task)
+        is_ordered = ticket is not None and ticket.order_behind()
+        if not is_ordered and not self.connector.wait_over(load.task):
+            return self._ask_again(handle, load)
         return self._collect(handle, load, req)
 
     def _ask_again(self, handle: RequestHandle, load: _Load) -> Verdict:
@@ -246,6 +288,7 @@ class FlexKVRadixCache(SeamRadixCache):
 
     # ---- stores --------------------------------------------------------------------------------
 
+    @_fails_open(None)
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
         if self._weights_are_suspect or not (checkpoint.is_finished or self._engine.store_running):
             return
@@ -274,18 +317,21 @@ class FlexKVRadixCache(SeamRadixCache):
 
     # ---- life of a request ---------------------------------------------------------------------
 
+    @_fails_open(None)
     def on_end(self, handle: RequestHandle) -> None:
         self._give_up(handle)
         self.connector.forget(handle)
 
+    @_fails_open(None)
     def on_abort(self, handle: RequestHandle) -> None:
         self.on_end(handle)
 
     # ---- ticks ---------------------------------------------------------------------------------
 
+    @_fails_open(None)
     def on_tick(self) -> None:
         self._ticks += 1
-        self.connector.poll()
+        self.connector.begin_pass()
         self._counter_log.tick()
         if self._stores:
             self._end_stores()
@@ -299,8 +345,18 @@ class FlexKVRadixCache(SeamRadixCache):
             time.sleep(0)  # SGLang's idle loop would keep the interpreter from the threads that copy
 
     def _is_delivered(self, task: int) -> bool:
-        return bool(self.connector.manager.try_wait([task]))
+        """Whether a copy that the engine was ordered behind has ended.
 
+        Raises:
+            EngineError: it failed, and the engine has used its slots meanwhile: better no answer than a
+                wrong one.
+        """
+        answer = self.connector.manager.try_wait([task]).get(task)
+        if answer is not None and answer.status is KVResponseStatus.FAILED:
+            raise EngineError(f"a restore failed on the device after its slots were used: {answer.cause}")
+        return answer is not None
+
+    @_fails_open(None)
     def on_batch_end(self) -> None:
         self.on_tick()
 
@@ -316,6 +372,7 @@ class FlexKVRadixCache(SeamRadixCache):
             elif load.slots is None:
                 self._give_up(handle)
 
+    @_fails_open(None)
     def on_evict(self, num_tokens: int) -> None:  # noqa: ARG002 - any number: ended stores unlock what may go
         if self._stores:
             self.connector.poll()
@@ -340,19 +397,29 @@ class FlexKVRadixCache(SeamRadixCache):
 
     def on_reset(self) -> None:
         if not self.may_flush():
-            logger.error("[FlexKV] the device is reset while copies are under way")
+            if self._quarantine or self._ordered:
+                raise EngineError(
+                    "a copy to the device does not end, and its slots are about to be given away: "
+                    "ending here is better than KV that is overwritten unseen"
+                )
+            logger.error("[FlexKV] the device is reset while stores are under way: they are thrown away")
             for store in self._stores:
                 self.connector.release(store.task)  # what it reads from now on is not its tokens' KV
-            self._ordered += [s.task for s in self._stores] + [task for task, _ in self._quarantine]
+            self._ordered += [s.task for s in self._stores]
         self._loads.clear()
         self._stores.clear()
         self._quarantine.clear()
         self.connector.reset()
         self._weights_are_suspect = False
+        self.connector.manager.metrics.gauge("weights_suspect", 0)
 
     def on_weights_changed(self, reason: str) -> None:
-        logger.info("[FlexKV] %s: the tiers are invalidated", reason)
+        logger.warning(
+            "[FlexKV] %s: all tiers are invalidated; nothing is stored or restored before the next flush",
+            reason,
+        )
         self._weights_are_suspect = True
+        self.connector.manager.metrics.gauge("weights_suspect", 1)
         for handle in list(self._loads):
             self._give_up(handle)
         self.connector.invalidate()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flexkv_core import LayoutError, Namespace
+from flexkv_core.models import NamespaceConfig
 
 pytest.importorskip("sglang", reason="sglang is not installed (make setup)")
 memory_pool = pytest.importorskip("sglang.srt.mem_cache.memory_pool")
@@ -198,6 +199,40 @@ def test_identity_tells_models_apart(tmp_path) -> None:
     assert first.differences(namespace()) == ["revision"]
 
 
+def test_identity_sees_the_middle_of_a_weight_file(tmp_path) -> None:
+    pool = mha()
+    layout = pools.device_planes(pool, 64).layout
+    weights = tmp_path / "model.safetensors"
+    size = 16 << 20
+    weights.write_bytes(bytes(size))
+    first = identity.model_namespace(_context(str(tmp_path)), pool, layout)
+    changed = bytearray(size)
+    changed[size // 2 : size // 2 + (1 << 20)] = b"\1" * (1 << 20)
+    weights.write_bytes(changed)
+    assert first.differences(identity.model_namespace(_context(str(tmp_path)), pool, layout)) == ["revision"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("model", "ours"), ("revision", "r7"), ("weights_version", "7")]
+)
+def test_what_the_user_says_of_the_model_counts(field: str, value: str) -> None:
+    pool = mha()
+    layout = pools.device_planes(pool, 64).layout
+    said = NamespaceConfig.model_validate({field: value})
+    plain = identity.model_namespace(_context("m"), pool, layout)
+    found = identity.model_namespace(_context("m"), pool, layout, configured=said)
+    assert plain.differences(found) == [field]
+    assert getattr(found, field) == value
+    assert plain.digest() != found.digest()
+
+
+def test_another_dtype_than_the_pools_is_refused() -> None:
+    pools.check_dtype(mha(), None)
+    pools.check_dtype(mha(), "bfloat16")
+    with pytest.raises(LayoutError, match="float16 in the configuration and bfloat16 in"):
+        pools.check_dtype(mha(), "float16")
+
+
 def test_identity_of_ranks() -> None:
     context = _context("m")
     context.tp_size, context.tp_rank = 4, 3
@@ -211,8 +246,9 @@ def test_adapters_are_named_by_their_files(tmp_path) -> None:
     worker = SimpleNamespace(model_runner=SimpleNamespace(lora_manager=SimpleNamespace(lora_refs=refs)))
     digests = identity.AdapterDigests(worker)
     assert digests.of("") == ""
-    assert digests.of("id2") == "id2", "files out of reach: the id is all there is"
-    assert digests.of("id9") == "id9"
+    assert digests.of("id2") == digests.of("id2"), "files out of reach: good for this process"
+    assert digests.of("id2") != identity.AdapterDigests(worker).of("id2"), "... and for no other one"
+    assert digests.of("id9").startswith("id9.")
     before = digests.of("id1")
     assert len(before) == 32
     (tmp_path / "adapter_model.safetensors").write_bytes(b"retrain")

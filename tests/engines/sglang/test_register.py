@@ -66,7 +66,8 @@ def test_the_flags_file_beats_the_environments(tmp_path: Path, monkeypatch: pyte
     out = run(NEWEST, SCRIPT, "file", str(flag))
     assert out["named"] == [True, "flexkv"]
     digest = sha256(flag.read_bytes()).hexdigest()[:12]
-    assert f"INFO [FlexKV] configuration: {flag} (sha256 {digest})" in out["log"]
+    assert any(f"INFO [FlexKV] configuration: {flag} (sha256 {digest})" in line for line in out["log"])
+    assert any("left-over.yaml) loses" in line for line in out["log"]), "a value that loses is never silent"
 
 
 def test_the_built_in_integration_does_not_win() -> None:
