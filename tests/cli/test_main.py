@@ -43,7 +43,9 @@ def test_wrong_usage_is_status_2(words, capsys):
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("verb", ["check", "doctor", "drivers", "new-driver", "reference"])
+@pytest.mark.parametrize(
+    "verb", ["check", "doctor", "drivers", "new-driver", "receipts", "reference", "verify"]
+)
 def test_help_of_a_verb_imports_nothing_heavy(verb):
     code = (
         "import sys; from flexkv_core.cli import main\n"
