@@ -1,22 +1,20 @@
 """KVManager: all that an engine sees; the task API over a TierChain.
 
-A task is a load (``get_match``), a store (``put_match``) or a prefetch.  It has one terminal state,
-which is delivered once: by the ``wait`` or ``try_wait`` that returns it.  ``cancel`` gives everything
-back in every phase.  ``lookup`` is the pure query in front of it all: it makes no task.
+A task is a load (``get_match``), a store (``put_match``) or a prefetch.  Its end is delivered once, by the
+``wait`` or ``try_wait`` that returns it.  ``cancel`` gives everything back in every phase.  ``lookup`` is the
+pure query in front of it all: it makes no task.
 
 Threads: one owner, the engine's scheduler thread.  ``start``, ``wait``, ``drain`` and ``shutdown`` block.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import secrets
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from .chain import TierChain
@@ -25,51 +23,24 @@ from .keys import BlockChain, Namespace, encode_tokens
 from .layout import BlockLayout
 from .loads import LoadJob, LoadState
 from .lookup import Lookup
+from .masks import leading_false, leading_true, mask_of
 from .metrics import Metrics
 from .models import ChainConfig
 from .opening import open_chain
 from .receipts import Receipt
-from .stores import StoreJob, StoreState
+from .stores import StoreJob
 from .sync import LocalSync, Sync
+from .tasks import NO_TASK, KVResponse, KVResponseStatus, Tasks
 from .transfer import Fence, Ticket, Transfer
 
 if TYPE_CHECKING:
-    import numpy as np
+    from .masks import Mask
 
 logger = logging.getLogger(__name__)
 
-_LEASE_S = 60.0
+__all__ = ["NO_TASK", "KVManager", "KVResponse", "KVResponseStatus", "Scope", "Tokens"]
+
 _ROOTS_KEPT = 4096
-_ENDED_KEPT = 10_000
-NO_TASK = -1
-
-
-class KVResponseStatus(str, Enum):
-    """How a task ended, or that it has not."""
-
-    SUCCESS = "success"
-    NOT_FOUND = "not_found"
-    UNREADY = "unready"
-    TIMEOUT = "timeout"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class KVResponse:
-    """A task's end.
-
-    Attributes:
-        status: How it ended.
-        task_id: Which task.
-        return_mask: Bool per token of the sequence: moved or not; a list of masks for a batch.
-        cause: Why it did not succeed; empty otherwise.
-    """
-
-    status: KVResponseStatus
-    task_id: int
-    return_mask: Any = None
-    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,18 +63,6 @@ class Scope:
 _NO_SCOPE = Scope()
 Tokens = Any
 """Token ids: a list, ``array('q')``, a 1-D int64 array or CPU tensor, or a ``BlockChain``."""
-
-
-@dataclass(eq=False)
-class _Task:
-    task_id: int
-    num_tokens: int
-    job: LoadJob | StoreJob | None
-    ranges: list[tuple[int, int]]
-    is_launched: bool = False
-    children: tuple[int, ...] = ()
-    status: KVResponseStatus | None = None
-    cause: str = ""
 
 
 class KVManager:
@@ -135,7 +94,7 @@ class KVManager:
             metrics: Where to count; default: its own.
             on_receipt: Told of every finished load, store and prefetch.
             source: Where ``config`` came from, for messages.
-            clock: Monotonic seconds.
+            clock: Monotonic seconds, by which tasks that nobody waits for are given up.
         """
         self.config = config
         self.layout = layout
@@ -145,16 +104,12 @@ class KVManager:
         self._observers = observers
         self._on_receipt = on_receipt or (lambda _receipt: None)
         self._source = source
-        self._clock = clock
         self._namespace = replace(
             namespace, layout=layout.fingerprint.hex(), block_tokens=layout.block_tokens
         )
         self._chain: TierChain | None = None
         self._roots: OrderedDict[Scope, bytes] = OrderedDict()
-        self._tasks: dict[int, _Task] = {}
-        self._ended: OrderedDict[int, None] = OrderedDict()
-        self._leases: deque[tuple[float, int]] = deque()
-        self._numbers = itertools.count(1)
+        self._tasks = Tasks(clock)
 
     # ---- life ----------------------------------------------------------------------------------
 
@@ -190,10 +145,8 @@ class KVManager:
 
     def reset(self) -> None:
         """Drop every block of every tier that this engine fills; open tasks go on to their end."""
-        if self._tasks:
-            open_tasks = sum(task.status is None for task in self._tasks.values())
-            if open_tasks:
-                logger.warning("[FlexKV] reset with %d open tasks", open_tasks)
+        if self._tasks.num_open:
+            logger.warning("[FlexKV] reset with %d open tasks", self._tasks.num_open)
         self.chain.forget_all()
 
     def invalidate(self, weights_version: str | None = None) -> None:
@@ -288,7 +241,7 @@ class KVManager:
         scope: Scope = _NO_SCOPE,
         max_tokens: int | None = None,
         label: str = "",
-    ) -> tuple[int, np.ndarray[Any, Any]]:
+    ) -> tuple[int, Mask]:
         """Plan a restore, pin what it needs, and begin to bring it into host slots.
 
         Args:
@@ -305,7 +258,7 @@ class KVManager:
         """
         chain = self.sequence(token_ids, scope)
         if start is None:
-            start = _leading_false(token_mask, chain.num_tokens)
+            start = leading_false(token_mask, chain.num_tokens)
         found = (
             self.chain.lookup(chain, start=start, max_tokens=max_tokens)
             if self.may_share(scope)
@@ -313,8 +266,8 @@ class KVManager:
         )
         job = self.chain.load(chain, found, start=start, label=label)
         ranges = [(start, start + job.num_tokens)] if job is not None else []
-        task = self._new_task(chain.num_tokens, job, ranges)
-        return task.task_id, _mask(chain.num_tokens, ranges)
+        task = self._tasks.new(chain.num_tokens, job, ranges)
+        return task.task_id, mask_of(chain.num_tokens, ranges)
 
     def put_match(
         self,
@@ -324,7 +277,7 @@ class KVManager:
         scope: Scope = _NO_SCOPE,
         with_tail: bool = True,
         label: str = "",
-    ) -> tuple[int, np.ndarray[Any, Any]]:
+    ) -> tuple[int, Mask]:
         """Plan a store and take host slots for it.
 
         Args:
@@ -341,15 +294,15 @@ class KVManager:
             ValueError: the mask is not True, then False: a store begins at the first token.
         """
         chain = self.sequence(token_ids, scope)
-        num_tokens = _leading_true(token_mask, chain.num_tokens)
+        num_tokens = leading_true(token_mask, chain.num_tokens)
         job = (
             self.chain.store(chain, num_tokens, with_tail=with_tail, label=label)
             if self.may_share(scope)
             else None
         )
         ranges = job.plan.ranges() if job is not None else []
-        task = self._new_task(chain.num_tokens, job, ranges)
-        return task.task_id, _mask(chain.num_tokens, ranges)
+        task = self._tasks.new(chain.num_tokens, job, ranges)
+        return task.task_id, mask_of(chain.num_tokens, ranges)
 
     def launch(
         self,
@@ -375,7 +328,7 @@ class KVManager:
         """
         if len(set(task_ids)) < len(task_ids):
             raise ValueError("a task is given twice")
-        tasks = [self._launchable(i, slots) for i, slots in zip(task_ids, slot_mappings, strict=True)]
+        tasks = [self._tasks.launchable(i, slots) for i, slots in zip(task_ids, slot_mappings, strict=True)]
         behind = fence or self._transfer.fence()
         for task, slots in zip(tasks, slot_mappings, strict=True):
             task.is_launched = True
@@ -385,9 +338,7 @@ class KVManager:
                 self.chain.launch(task.job, slots, behind)
         if not as_batch or len(tasks) < 2:
             return list(task_ids)
-        batch = self._new_task(0, None, [], is_open=True)
-        batch.children = tuple(task_ids)
-        return [batch.task_id]
+        return [self._tasks.new_batch(task_ids).task_id]
 
     def prefetch_async(self, token_ids: Tokens, *, scope: Scope = _NO_SCOPE, label: str = "") -> int:
         """Bring what lies in lower tiers into host slots, and ask shared tiers for more.
@@ -407,7 +358,7 @@ class KVManager:
         job = self.chain.prefetch(chain, found, start=0, label=label)
         if job is None:
             return NO_TASK
-        task = self._new_task(chain.num_tokens, job, [(0, job.num_tokens)])
+        task = self._tasks.new(chain.num_tokens, job, [(0, job.num_tokens)])
         task.is_launched = True
         return task.task_id
 
@@ -426,10 +377,7 @@ class KVManager:
 
     def is_over(self, task_id: int) -> bool:
         """Whether nothing of the task touches any slot; True for unknown tasks.  Delivers nothing."""
-        task = self._tasks.get(task_id)
-        if task is None:
-            return True
-        return all(map(self.is_over, task.children)) if task.job is None else task.job.is_over
+        return self._tasks.is_over(task_id)
 
     def is_staged(self, task_id: int) -> bool:
         """Whether all blocks of a load lie in host slots, so that only the copy is missing."""
@@ -447,16 +395,20 @@ class KVManager:
 
     def poll(self) -> None:
         """Take in what has ended below.  Cheap when nothing is under way."""
-        if self._chain is not None:
-            self._chain.poll()
-            self._end_abandoned()
+        if self._chain is None:
+            return
+        self._chain.poll()
+        for task_id, job in self._tasks.take_abandoned():
+            logger.warning("[FlexKV] task %d was never launched: given up", task_id)
+            self.metrics.count("abandoned_tasks")
+            self._chain.cancel(job)
 
     def try_wait(self, task_ids: Sequence[int]) -> dict[int, KVResponse]:
         """Those of the tasks that have ended, were never launched, or are unknown."""
         self.poll()
         answers = {}
         for task_id in task_ids:
-            answer = self._answer(task_id)
+            answer = self._tasks.answer(task_id)
             if answer is not None:
                 answers[task_id] = answer
         return answers
@@ -479,137 +431,3 @@ class KVManager:
             if remaining <= 0:
                 return answers | {i: KVResponse(KVResponseStatus.TIMEOUT, i) for i in left}
             self.chain.wait_for_message(min(remaining, 0.001))
-
-    # ---- tasks ---------------------------------------------------------------------------------
-
-    def _new_task(
-        self,
-        num_tokens: int,
-        job: LoadJob | StoreJob | None,
-        ranges: list[tuple[int, int]],
-        *,
-        is_open: bool = False,
-    ) -> _Task:
-        task = _Task(next(self._numbers), num_tokens, job, ranges)
-        self._tasks[task.task_id] = task
-        if job is None and not is_open:
-            task.status = KVResponseStatus.SUCCESS
-            self._remember_ended(task.task_id)
-        else:
-            self._leases.append((self._clock() + _LEASE_S, task.task_id))
-        return task
-
-    def _remember_ended(self, task_id: int) -> None:
-        """Ended tasks that nobody waits for hold nothing but their record; keep so many."""
-        self._ended[task_id] = None
-        if len(self._ended) > _ENDED_KEPT:
-            oldest, _ = self._ended.popitem(last=False)
-            self._tasks.pop(oldest, None)
-
-    def _launchable(self, task_id: int, slots: Any) -> _Task:
-        task = self._tasks.get(task_id)
-        if task is None or task.job is None or task.is_launched:
-            raise ValueError(f"task {task_id} is unknown, empty or launched already")
-        wanted = sum(stop - start for start, stop in task.ranges)
-        if len(slots) != wanted:
-            raise ValueError(f"task {task_id} moves {wanted} tokens, {len(slots)} slots were given")
-        return task
-
-    def _answer(self, task_id: int) -> KVResponse | None:
-        task = self._tasks.get(task_id)
-        if task is None:
-            return KVResponse(KVResponseStatus.NOT_FOUND, task_id)
-        if task.children:
-            return self._batch_answer(task)
-        status = task.status or _status_of(task.job)
-        if status is None:
-            if task.is_launched:
-                return None
-            return KVResponse(KVResponseStatus.UNREADY, task_id)
-        del self._tasks[task_id]
-        self._ended.pop(task_id, None)
-        ranges = task.ranges if status is KVResponseStatus.SUCCESS else []
-        cause = task.cause or (task.job.cause if task.job is not None else "")
-        return KVResponse(status, task_id, _mask(task.num_tokens, ranges), cause)
-
-    def _batch_answer(self, batch: _Task) -> KVResponse | None:
-        if not all(self._has_ended(child) for child in batch.children):
-            return None
-        answers = [self._answer(child) for child in batch.children]
-        del self._tasks[batch.task_id]
-        self._ended.pop(batch.task_id, None)
-        parts = [answer for answer in answers if answer is not None]
-        worst = next((a for a in parts if a.status is not KVResponseStatus.SUCCESS), None)
-        return KVResponse(
-            worst.status if worst is not None else KVResponseStatus.SUCCESS,
-            batch.task_id,
-            [answer.return_mask for answer in parts],
-            worst.cause if worst is not None else "",
-        )
-
-    def _has_ended(self, task_id: int) -> bool:
-        task = self._tasks.get(task_id)
-        return task is None or task.status is not None or _status_of(task.job) is not None
-
-    def _end_abandoned(self) -> None:
-        """Look at tasks whose lease is over.
-
-        A store that was never launched holds host slots: it is given up.  One that has ended and that
-        nobody waited for is only remembered for a while, as empty ones are.
-        """
-        now = self._clock()
-        while self._leases and self._leases[0][0] <= now:
-            _, task_id = self._leases.popleft()
-            task = self._tasks.get(task_id)
-            if task is None:
-                continue
-            if self.is_over(task.task_id):
-                self._remember_ended(task.task_id)
-                continue
-            if isinstance(task.job, StoreJob) and not task.is_launched:
-                logger.warning("[FlexKV] task %d was never launched: given up", task.task_id)
-                self.metrics.count("abandoned_tasks")
-                self.chain.cancel(task.job)
-            self._leases.append((now + _LEASE_S, task_id))
-
-
-def _status_of(job: LoadJob | StoreJob | None) -> KVResponseStatus | None:
-    if job is None or not job.is_over:
-        return None
-    if job.state in (LoadState.DONE, StoreState.DONE):
-        return KVResponseStatus.SUCCESS
-    if job.state in (LoadState.CANCELLED, StoreState.CANCELLED):
-        return KVResponseStatus.CANCELLED
-    return KVResponseStatus.TIMEOUT if job.cause == "timeout" else KVResponseStatus.FAILED
-
-
-def _mask(num_tokens: int, ranges: Sequence[tuple[int, int]]) -> np.ndarray[Any, Any]:
-    import numpy as np  # not at import: this package stays light
-
-    mask = np.zeros(num_tokens, dtype=bool)
-    for start, stop in ranges:
-        mask[start:stop] = True
-    return mask
-
-
-def _leading_true(mask: Any, num_tokens: int) -> int:
-    """How many tokens at the front are to be stored; the mask must be True, then False."""
-    if mask is None:
-        return num_tokens
-    try:
-        return _leading_false([not flag for flag in mask], num_tokens)
-    except ValueError as exc:
-        raise ValueError("the mask of a store must be True per token to store, then False") from exc
-
-
-def _leading_false(mask: Any, num_tokens: int) -> int:
-    """How many tokens at the front the engine has; the mask must be False, then True."""
-    if mask is None:
-        return 0
-    flags = [bool(flag) for flag in mask]
-    if len(flags) != num_tokens:
-        raise ValueError(f"a mask of {len(flags)} for {num_tokens} tokens")
-    start = flags.index(True) if True in flags else num_tokens
-    if not all(flags[start:]):
-        raise ValueError("the mask of a load must be False for what is there, then True")
-    return start

@@ -64,6 +64,10 @@ ROWS = [
     ),
     ("chain",),
     ("opening",),
+    (
+        "masks",
+        "tasks",
+    ),
     ("manager",),
     ("__init__",),
     (
@@ -78,7 +82,7 @@ ORDER = [name for row in ROWS for name in row]
 
 OUTSIDE = {
     "torch": {"transfers", "cli"},
-    "numpy": {"transfers", "manager"},
+    "numpy": {"transfers", "masks"},
     "yaml": {"config", "cli"},
     "pytest": {"testing"},
     "hypothesis": {"testing"},

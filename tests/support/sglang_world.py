@@ -455,7 +455,7 @@ class SglangWorld(Books):
         assert not cache._loads, cache._loads
         assert not cache._seam_handles, cache._seam_handles
         assert not cache.connector.num_seen
-        open_tasks = {i: task for i, task in manager._tasks.items() if i not in manager._ended}
+        open_tasks = manager._tasks.open_ids()
         assert not open_tasks, open_tasks
         assert chain.index.num_pins == 0
         assert chain.host.num_lent == 0

@@ -249,7 +249,7 @@ def test_a_running_copy_never_expires(engine):
 
 
 def test_tasks_that_nobody_waits_for_are_forgotten(engine, monkeypatch):
-    monkeypatch.setattr("flexkv_core.manager._ENDED_KEPT", 5)
+    monkeypatch.setattr("flexkv_core.tasks._ENDED_KEPT", 5)
     engine.store(tokens(8))
     for number in range(20):
         task, _ = engine.manager.get_match(tokens(8))
@@ -259,7 +259,7 @@ def test_tasks_that_nobody_waits_for_are_forgotten(engine, monkeypatch):
         engine.clock.advance(61)
         engine.manager.poll()
     assert len(engine.manager._tasks) <= 6
-    assert len(engine.manager._leases) <= 1
+    assert engine.manager._tasks.num_leases <= 1
 
 
 def test_ids_are_never_used_twice(engine):
