@@ -41,7 +41,7 @@ class Receipt:
         rate = self.num_bytes / self.copy_s / 1e9 if self.copy_s > 0 else 0.0
         origin = " ".join(f"{tier}={tokens}" for tier, tokens in self.tokens_by_tier.items())
         parts = [
-            f"[FlexKV] {self.kind} request={self.label} status={self.status}",
+            f"[FlexKV] {self.kind} request={self.label!r} status={self.status}",
             f"tokens={self.num_tokens} blocks={self.num_blocks} bytes={self.num_bytes}",
             f"staging={self.staging_s * 1e3:.2f}ms copy={self.copy_s * 1e3:.2f}ms",
             f"total={self.total_s * 1e3:.2f}ms bandwidth={rate:.2f}GB/s",
