@@ -10,16 +10,13 @@ Threads: one owner, the engine's scheduler thread.  ``start``, ``wait``, ``drain
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .chain import TierChain
 from .drivers import Observers
-from .keys import BlockChain, Namespace, encode_tokens
+from .keys import BlockChain, Namespace
 from .layout import BlockLayout
 from .loads import LoadJob, LoadState
 from .lookup import Lookup
@@ -28,6 +25,7 @@ from .metrics import Metrics
 from .models import ChainConfig
 from .opening import open_chain
 from .receipts import Receipt
+from .sequences import NO_SCOPE, Scope, Sequences, Tokens
 from .stores import StoreJob
 from .sync import LocalSync, Sync
 from .tasks import NO_TASK, KVResponse, KVResponseStatus, Tasks
@@ -39,30 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 __all__ = ["NO_TASK", "KVManager", "KVResponse", "KVResponseStatus", "Scope", "Tokens"]
-
-_ROOTS_KEPT = 4096
-
-
-@dataclass(frozen=True)
-class Scope:
-    """What separates one request's blocks from another's, beyond its tokens.
-
-    Attributes:
-        adapter: LoRA adapter.
-        adapter_digest: Digest of the adapter's content, or its load count.
-        extra_key: The engine's own separation key.
-        cache_salt: A tenant's salt.
-    """
-
-    adapter: str = ""
-    adapter_digest: str = ""
-    extra_key: str = ""
-    cache_salt: str = ""
-
-
-_NO_SCOPE = Scope()
-Tokens = Any
-"""Token ids: a list, ``array('q')``, a 1-D int64 array or CPU tensor, or a ``BlockChain``."""
 
 
 class KVManager:
@@ -104,11 +78,8 @@ class KVManager:
         self._observers = observers
         self._on_receipt = on_receipt or (lambda _receipt: None)
         self._source = source
-        self._namespace = replace(
-            namespace, layout=layout.fingerprint.hex(), block_tokens=layout.block_tokens
-        )
+        self._sequences = Sequences(namespace, layout)
         self._chain: TierChain | None = None
-        self._roots: OrderedDict[Scope, bytes] = OrderedDict()
         self._tasks = Tasks(clock)
 
     # ---- life ----------------------------------------------------------------------------------
@@ -119,7 +90,7 @@ class KVManager:
             self._chain = open_chain(
                 self.config,
                 self.layout,
-                self._namespace,
+                self.namespace,
                 self._transfer,
                 source=self._source,
                 observers=self._observers,
@@ -141,7 +112,7 @@ class KVManager:
     @property
     def namespace(self) -> Namespace:
         """The identity of this engine's blocks now."""
-        return self._namespace
+        return self._sequences.namespace
 
     def reset(self) -> None:
         """Drop every block of every tier that this engine fills; open tasks go on to their end."""
@@ -158,9 +129,7 @@ class KVManager:
             weights_version: The new version, if the engine knows one that means the same everywhere;
                 default: a random one, so that other instances' blocks do not match by accident.
         """
-        version = weights_version or f"{self._namespace.weights_version.split('+')[0]}+{secrets.token_hex(8)}"
-        self._namespace = replace(self._namespace, weights_version=version)
-        self._roots.clear()
+        version = self._sequences.change_weights(weights_version)
         self.metrics.count("invalidations")
         logger.info("[FlexKV] weights changed: all tiers invalidated, weights version %s", version)
         self.reset()
@@ -177,41 +146,25 @@ class KVManager:
 
     # ---- sequences -----------------------------------------------------------------------------
 
-    def sequence(self, tokens: Tokens, scope: Scope = _NO_SCOPE) -> BlockChain:
+    def sequence(self, tokens: Tokens, scope: Scope = NO_SCOPE) -> BlockChain:
         """Token ids under a request's scope; keep it to look the same prompt up again cheaply."""
-        if isinstance(tokens, BlockChain):
-            return tokens
-        return BlockChain(self._root(scope), self.layout.block_tokens, encode_tokens(tokens))
+        return self._sequences.of(tokens, scope)
 
     def may_share(self, scope: Scope) -> bool:
         """Whether the configuration lets this request be stored and served at all."""
         return bool(scope.cache_salt) or not self.config.namespace.require_salt
 
-    def _root(self, scope: Scope) -> bytes:
-        root = self._roots.get(scope)
-        if root is None:
-            root = self._namespace.for_request(
-                adapter=scope.adapter,
-                adapter_digest=scope.adapter_digest,
-                extra_key=scope.extra_key,
-                cache_salt=scope.cache_salt,
-            ).digest()
-            self._roots[scope] = root
-            if len(self._roots) > _ROOTS_KEPT:
-                self._roots.popitem(last=False)
-        return root
-
     # ---- matching and moving -------------------------------------------------------------------
 
     def lookup(
-        self, tokens: Tokens, *, start: int = 0, max_tokens: int | None = None, scope: Scope = _NO_SCOPE
+        self, tokens: Tokens, *, start: int = 0, max_tokens: int | None = None, scope: Scope = NO_SCOPE
     ) -> Lookup:
         """How much of a prompt could be restored.  Changes nothing, however often it is called."""
         if not self.may_share(scope):
             return Lookup(start, None, why="no_salt")
         return self.chain.lookup(self.sequence(tokens, scope), start=start, max_tokens=max_tokens)
 
-    def ask_shared(self, tokens: Tokens, found: Lookup, wait_s: float, *, scope: Scope = _NO_SCOPE) -> bool:
+    def ask_shared(self, tokens: Tokens, found: Lookup, wait_s: float, *, scope: Scope = NO_SCOPE) -> bool:
         """Ask the shared tiers for what ``found`` lacks, and wait a moment for their answer.
 
         Blocks, at most ``wait_s``; not at all while an earlier question is still unanswered, so that a
@@ -238,7 +191,7 @@ class KVManager:
         token_mask: Any = None,
         *,
         start: int | None = None,
-        scope: Scope = _NO_SCOPE,
+        scope: Scope = NO_SCOPE,
         max_tokens: int | None = None,
         label: str = "",
     ) -> tuple[int, Mask]:
@@ -274,7 +227,7 @@ class KVManager:
         token_ids: Tokens,
         token_mask: Any = None,
         *,
-        scope: Scope = _NO_SCOPE,
+        scope: Scope = NO_SCOPE,
         with_tail: bool = True,
         label: str = "",
     ) -> tuple[int, Mask]:
@@ -340,7 +293,7 @@ class KVManager:
             return list(task_ids)
         return [self._tasks.new_batch(task_ids).task_id]
 
-    def prefetch_async(self, token_ids: Tokens, *, scope: Scope = _NO_SCOPE, label: str = "") -> int:
+    def prefetch_async(self, token_ids: Tokens, *, scope: Scope = NO_SCOPE, label: str = "") -> int:
         """Bring what lies in lower tiers into host slots, and ask shared tiers for more.
 
         Returns:

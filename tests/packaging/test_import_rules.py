@@ -65,6 +65,7 @@ ROWS = [
     ("chain",),
     ("opening",),
     (
+        "sequences",
         "masks",
         "tasks",
     ),
