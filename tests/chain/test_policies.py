@@ -278,4 +278,4 @@ def test_receipts_add_up_to_the_metrics(chain):
         assert world.count("bytes", kind=kind) == sum(receipt.num_bytes for receipt in receipts)
     loaded = [receipt for receipt in world.receipts if receipt.kind == "load"]
     assert world.count("loaded_tokens") == sum(sum(r.tokens_by_tier.values()) for r in loaded)
-    assert replace(loaded[0], status="failed").line().startswith("[FlexKV] load request=l status=failed")
+    assert replace(loaded[0], status="failed").line().startswith("[FlexKV] load request='l' status=failed")

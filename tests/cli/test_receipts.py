@@ -124,7 +124,7 @@ def test_request_ids_come_back(rid: str) -> None:
         "[FlexKV] H2D transfer request: 1 finished transfer data size: 0.1 GB transfer time: 0.1 s "
         f"transfer bandwidth: 1.00 GB/s rid={rid!r} blocks=1 tokens=7 from=host:7"
     )
-    failure = Receipt("load", repr(rid), "failed", 0, 0, 0, cause="host:miss").line()
+    failure = Receipt("load", rid, "failed", 0, 0, 0, cause="host:miss").line()
     lookup = f"[FlexKV] lookup rid={rid!r} prompt=9 device=1 promised=7 from=host:7 why=miss"
     found = read_log([transfer, failure, lookup])
     assert [entry.rid for entry in found.transfers] == [rid]
@@ -133,7 +133,7 @@ def test_request_ids_come_back(rid: str) -> None:
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:
-    found = read_log([Receipt("load", "'\\x1b[2Jx\\ny'", "failed", 0, 0, 0, cause="\x07bell").line()])
+    found = read_log([Receipt("load", "\x1b[2Jx\ny", "failed", 0, 0, 0, cause="\x07bell").line()])
     assert found.failures[0].rid == "\x1b[2Jx\ny"
     out = report(found)
     assert "\x1b" not in out
