@@ -20,12 +20,14 @@ from .cascade import Cascade, CascadeBatch
 from .drivers import Observers
 from .errors import ConfigError
 from .executor import Completed, Completions, Message, Notice, Returned, TierWorkers, run_bounded
+from .fills import FillBatch, Fills
 from .host import HostSlots
 from .index import BlockIndex
+from .jobs import LoadJob, StoreJob
 from .keys import BlockChain
 from .layout import BlockLayout
 from .links import Link, capacity_blocks, check_links, check_values
-from .loads import FillBatch, LoadJob, Loads
+from .loads import Loads
 from .lookup import Lookup, Lookups
 from .metrics import Metrics
 from .models import ChainConfig
@@ -33,7 +35,7 @@ from .parts import ChainParts
 from .policy import eviction_order
 from .probes import Probe, Probes
 from .receipts import Receipt
-from .stores import StoreJob, Stores
+from .stores import Stores
 from .tier import DirectTier, Tier
 from .transfer import Fence, Transfer
 from .warm_up import Clock, take_over
@@ -107,9 +109,10 @@ class TierChain:
         self.cascade = Cascade(self._parts)
         self._lookups = Lookups(self._parts, config.engine.min_hit_tokens)
         self._probes = Probes(self._parts)
-        self.loads = Loads(self._parts)
+        self.fills = Fills(self._parts)
+        self.loads = Loads(self._parts, self.fills)
         self.stores = Stores(self._parts, self.cascade, config.engine.max_store_tokens)
-        self.loads.on_promoted = self.cascade.promoted
+        self.fills.on_promoted = self.cascade.promoted
         self.cascade.tick(clock())
 
     def _link(self, number: int, tier: Tier) -> Link:
@@ -144,8 +147,9 @@ class TierChain:
     @property
     def num_under_way(self) -> int:
         """Loads, stores and calls that are not over; 0 means that nothing touches any slot."""
-        jobs = self.loads.num_active + self.stores.num_active + self.cascade.num_waiting
-        return jobs + sum(link.workers.num_open for link in self.links)
+        jobs = self.loads.num_active + self.stores.num_active
+        blocks = self.fills.num_open + self.cascade.num_waiting
+        return jobs + blocks + sum(link.workers.num_open for link in self.links)
 
     def lookup(self, chain: BlockChain, *, start: int = 0, max_tokens: int | None = None) -> Lookup:
         """How long a prefix of ``chain`` can be restored.  A pure query: calling it changes nothing.
@@ -300,14 +304,14 @@ class TierChain:
             self._parts.capacity.retry_strays(link, message, now)
         if isinstance(message, Completed):
             if isinstance(owner, FillBatch):
-                self.loads.filled(message, owner, now)
+                self.fills.filled(message, owner, now)
             elif isinstance(owner, CascadeBatch):
                 self.cascade.stored(message, owner, now)
             elif isinstance(owner, Probe):
                 self._probes.answered(message, owner, now)
         elif isinstance(message, Returned):
             if isinstance(owner, FillBatch):
-                self.loads.returned(owner)
+                self.fills.returned(owner)
             elif isinstance(owner, CascadeBatch):
                 self.cascade.returned(owner, now)
 

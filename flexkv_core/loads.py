@@ -1,140 +1,49 @@
 """Loads: blocks from wherever they are, through host slots, to the device.  All of a load or nothing.
 
-A *fill* brings one block from a lower tier into one host slot; several loads may wait for the same
-fill.  A load is STAGING until all its fills have ended, STAGED until the engine has bound device
-slots to it, COPYING, and then over, exactly once.  A load that is given up lets go of what it holds
-at once, except for slots that a copy or a late worker may still touch.
+A load is STAGING until all its fills have ended, STAGED until the engine has bound device slots to it,
+COPYING, and then over, exactly once.  A load that is given up lets go of what it holds at once, or, if
+it is being copied, when its copy has ended.
 
 Threads: the chain's thread only.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from .errors import TransferError
-from .executor import Call, Completed, Verb
-from .keys import BlockChain, BlockKey
-from .links import Link
+from .fills import Fill, Fills
+from .jobs import LoadJob, LoadState
+from .keys import BlockChain
 from .match import Match
-from .models import WritePolicy
 from .parts import ChainParts
 from .plan import LoadPlan, plan_load
 from .receipts import Receipt
-from .tier import Outcome, Status
+from .tier import Status
 from .transfer import CopyJob, Fence, HostSpans, Ticket
-
-
-class LoadState(str, Enum):
-    """Where a load stands; the last three are terminal."""
-
-    STAGING = "staging"
-    STAGED = "staged"
-    COPYING = "copying"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_OVER = frozenset({LoadState.DONE, LoadState.FAILED, LoadState.CANCELLED})
-_numbers = itertools.count(1)
-
-
-@dataclass(eq=False)
-class LoadJob:
-    """One load.
-
-    Attributes:
-        label: The request, for people.
-        start: First token that it brings.
-        plan: What it brings, in order.
-        deadline: When it is given up, on the chain's clock.
-        is_prefetch: Ends when its blocks lie in host slots.
-        state: Where it stands.
-        cause: Why it failed; empty otherwise.
-        ticket: The copy to the device, once there is one.
-        number: Unique in the process.
-        slots: Host slot of each block; -1 while it is not there.
-        pinned: Blocks of the first tier that it pins; each protects all before it.
-        lent: Unpublished slots that it uses.
-    """
-
-    label: str
-    start: int
-    plan: LoadPlan
-    begun: float
-    deadline: float
-    is_prefetch: bool = False
-    state: LoadState = LoadState.STAGING
-    cause: str = ""
-    ticket: Ticket | None = None
-    slots: list[int] = field(default_factory=list)
-    pinned: list[BlockKey] = field(default_factory=list)
-    lent: list[int] = field(default_factory=list)
-    num_waiting: int = 0
-    bound: tuple[Any, Fence] | None = None
-    staged: float = 0.0
-    given_up: LoadState | None = None
-    number: int = field(default_factory=_numbers.__next__)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that it brings."""
-        return self.plan.num_tokens
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, so that nothing of it touches any slot."""
-        return self.state in _OVER
-
-
-@dataclass(eq=False)
-class _Fill:
-    """One block on its way from a lower tier into a host slot."""
-
-    key: BlockKey
-    link: Link
-    slot: int
-    is_promoted: bool
-    jobs: list[tuple[LoadJob, int]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class FillBatch:
-    """What a load call's end is looked up by."""
-
-    link: Link
-    fills: list[_Fill]
 
 
 class Loads:
     """All loads of a chain."""
 
-    def __init__(self, parts: ChainParts) -> None:
-        """No loads yet; work on the chain's ``parts``."""
+    def __init__(self, parts: ChainParts, fills: Fills) -> None:
+        """No loads yet; ``fills`` tells of its ends from now on."""
         self._layout = parts.layout
         self._links = parts.links
         self._index = parts.index
         self._host = parts.host
-        self._capacity = parts.capacity
         self._transfer = parts.transfer
         self._metrics = parts.metrics
-        self._observers = parts.observers
         self._on_end = parts.on_end
         self._host_link = parts.host_link
-        self._fills: dict[BlockKey, _Fill] = {}
         self._active: dict[int, LoadJob] = {}
-        self.on_promoted: Callable[[Sequence[BlockKey], int], None] = lambda _keys, _source: None
-        """Told of blocks that came up into the first tier, and from which one."""
+        self._fills = fills
+        fills.on_filled, fills.on_failed = self._filled, self._fill_failed
 
     @property
     def num_active(self) -> int:
-        """Loads that are not over, and fills that go on without one."""
-        return len(self._active) + len(self._fills)
+        """Loads that are not over."""
+        return len(self._active)
 
     def begin(
         self,
@@ -230,111 +139,21 @@ class Loads:
                 job.pinned.append(plan.keys[i])
 
     def _prepare_fills(self, job: LoadJob, chain: BlockChain, to_fill: list[int], now: float) -> list[int]:
-        """Host slots for what lies below; the plan is cut where there are no more.
-
-        Sources are pinned first, so that making room cannot take them.
-        """
+        """Have what lies below brought; the plan is cut where there are no more host slots."""
         plan = job.plan
-        new = [i for i in to_fill if plan.keys[i] not in self._fills]
-        for i in new:
-            self._pin_source(plan.tiers[i], plan.keys[i])
-        slots = self._capacity.take_host_slots(self._host_link, len(new))
-        if len(slots) < len(new):
-            cut = new[len(slots)]
-            for i in new[len(slots) :]:
-                self._unpin_source(plan.tiers[i], plan.keys[i])
-            self._metrics.count("load_shortened", len(plan.keys) - cut, cause="no_host_slots")
-            plan.cut(cut)
-            del job.slots[cut:]
-            new, to_fill = new[: len(slots)], [i for i in to_fill if i < cut]
-        fresh = [self._new_fill(plan, i, chain, slot, now) for i, slot in zip(new, slots, strict=True)]
+        available = self._fills.begin(plan, to_fill, chain, now)
+        if available < len(plan.keys):
+            self._metrics.count("load_shortened", len(plan.keys) - available, cause="no_host_slots")
+            plan.cut(available)
+            del job.slots[available:]
+            to_fill = [i for i in to_fill if i < available]
         for i in to_fill:
-            self._fills[plan.keys[i]].jobs.append((job, i))
-        self._submit(fresh, now)
+            self._fills.wait_for(plan.keys[i], job, i)
         return to_fill
 
-    def _pin_source(self, tier: int, key: BlockKey) -> None:
-        if self._links[tier].is_indexed:
-            self._index.pin(tier, key)
-
-    def _unpin_source(self, tier: int, key: BlockKey) -> None:
-        if self._links[tier].is_indexed:
-            self._index.unpin(tier, key)
-
-    def _new_fill(self, plan: LoadPlan, i: int, chain: BlockChain, slot: int, now: float) -> _Fill:
-        key, link = plan.keys[i], self._links[plan.tiers[i]]
-        host = self._host_link
-        is_promoted = self._is_promoted(link, key)
-        if is_promoted and host is not None:
-            node = self._index.node(key)
-            # A block of a shared tier is in no index, but it is whole, so the prompt has its tokens.
-            number = plan.block + i
-            parent = node.parent if node is not None else chain.parent(number)
-            tokens = node.tokens if node is not None else chain.block(number)
-            size = self._layout.value_bytes(plan.stored_tokens[i])
-            self._index.add(host.number, key, parent, tokens, num_bytes=size, now=now)
-        fill = self._fills[key] = _Fill(key, link, slot, is_promoted)
-        return fill
-
-    def _is_promoted(self, link: Link, key: BlockKey) -> bool:
-        host = self._host_link
-        if host is None or host.config.read_only or host.config.write is WritePolicy.NEVER:
-            return False
-        if self._index.has(host.number, key):
-            return False
-        wish = link.config.promote
-        if isinstance(wish, str):
-            return wish == "always"
-        place = self._index.place(link.number, key)
-        return place is None or place.hits + 1 >= wish
-
-    def _submit(self, fills: list[_Fill], now: float) -> None:
-        view = self._host.pool.view
-        for link in self._links:
-            mine = [fill for fill in fills if fill.link is link]
-            for batch in link.batches(len(mine), link.workers.load_threads):
-                part = [mine[i] for i in batch]
-                link.workers.submit(
-                    Call(
-                        Verb.LOAD,
-                        [fill.key for fill in part],
-                        [view(fill.slot)[: self._layout.slot_bytes] for fill in part],
-                        deadline=now + link.config.load_deadline_s,
-                        owner=FillBatch(link, part),
-                    )
-                )
-
-    def filled(self, end: Completed, batch: FillBatch, now: float) -> None:
-        """A load call has ended."""
-        if end.is_late:
-            batch.link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
-        good: list[_Fill] = []
-        num_bytes = 0
-        for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
-            del self._fills[fill.key]
-            self._unpin_source(fill.link.number, fill.key)
-            if outcome.is_ok:
-                num_bytes += outcome.num_bytes
-                good.append(fill)
-                self._fill_succeeded(fill, outcome, now)
-            else:
-                self._fill_failed(fill, outcome, now, is_adrift=end.is_adrift)
-        if good:
-            batch.link.speed.observe(num_bytes, end.call.seconds)
-            self._observers.loaded(batch.link.name, [fill.key for fill in good], num_bytes)
-            self.on_promoted([fill.key for fill in good if fill.is_promoted], batch.link.number)
-
-    def returned(self, batch: FillBatch) -> None:
-        """The worker of a load call that was given up has come back."""
-        for fill in batch.fills:
-            self._host.end_quarantine(fill.slot)
-
-    def _fill_succeeded(self, fill: _Fill, outcome: Outcome, now: float) -> None:
+    def _filled(self, fill: Fill, now: float) -> None:
         key, slot, host = fill.key, fill.slot, self._host_link
-        if fill.is_promoted and host is not None:
-            self._host.publish([key], [slot], [outcome.num_bytes])
-            self._index.publish(host.number, [key])
-        for job, position in fill.jobs:
+        for job, position in fill.waiting:
             job.slots[position] = slot
             if fill.is_promoted and host is not None:
                 self._index.pin(host.number, key)
@@ -345,33 +164,10 @@ class Loads:
             job.num_waiting -= 1
             if not job.num_waiting and job.state is LoadState.STAGING:
                 self._staged(job, now)
-        if not fill.is_promoted:
-            self._host.drop(slot)
 
-    def _fill_failed(self, fill: _Fill, outcome: Outcome, now: float, *, is_adrift: bool) -> None:
-        link = fill.link
-        if fill.is_promoted and self._host_link is not None:
-            self._index.remove(self._host_link.number, fill.key)
-        if is_adrift:
-            self._host.quarantine(fill.slot)
-        else:
-            self._host.drop(fill.slot)
-        self._metrics.count("load_failures", tier=link.name, cause=outcome.status.value)
-        if outcome.status in (Status.MISS, Status.CORRUPT):
-            self._forget(link, fill.key, is_damaged=outcome.status is Status.CORRUPT, now=now)
-        for job, _ in fill.jobs:
-            self._give_up(job, LoadState.FAILED, f"{link.name}:{outcome.status.value}", now)
-
-    def _forget(self, link: Link, key: BlockKey, *, is_damaged: bool, now: float) -> None:
-        """A tier that promised a block does not have it: do not promise it again."""
-        if not link.is_indexed:
-            link.known.note(key, now, is_there=False)
-        else:
-            place = self._index.place(link.number, key)
-            if place is not None and not place.pins:
-                self._index.remove(link.number, key)
-        if is_damaged and not link.config.read_only:
-            link.evict([key], now)
+    def _fill_failed(self, fill: Fill, cause: str, now: float) -> None:
+        for job, _ in fill.waiting:
+            self._give_up(job, LoadState.FAILED, cause, now)
 
     # ---- copying -------------------------------------------------------------------------------
 
@@ -412,10 +208,7 @@ class Loads:
         if job.state is LoadState.COPYING:
             job.given_up = state  # the copy is never aborted; what it touches is let go when it is over
             return
-        for key in job.plan.keys:
-            fill = self._fills.get(key)
-            if fill is not None:
-                fill.jobs = [entry for entry in fill.jobs if entry[0] is not job]
+        self._fills.leave(job)
         self._end(job, state, now)
 
     def _end(self, job: LoadJob, state: LoadState, now: float) -> None:

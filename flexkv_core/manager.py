@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from .chain import TierChain
 from .drivers import Observers
+from .jobs import LoadJob, LoadState, StoreJob
 from .keys import BlockChain, Namespace
 from .layout import BlockLayout
-from .loads import LoadJob, LoadState
 from .lookup import Lookup
 from .masks import leading_false, leading_true, mask_of
 from .metrics import Metrics
@@ -26,7 +26,6 @@ from .models import ChainConfig
 from .opening import open_chain
 from .receipts import Receipt
 from .sequences import NO_SCOPE, Scope, Sequences, Tokens
-from .stores import StoreJob
 from .sync import LocalSync, Sync
 from .tasks import NO_TASK, KVResponse, KVResponseStatus, Tasks
 from .transfer import Fence, Ticket, Transfer

@@ -9,70 +9,19 @@ Threads: the chain's thread only.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from . import envelope
 from .cascade import Cascade, Passing
 from .errors import TransferError
+from .jobs import StoreJob, StoreState
 from .keys import BlockChain, BlockKey
 from .models import WritePolicy
 from .parts import ChainParts
 from .plan import StorePlan, plan_store
 from .receipts import Receipt
-from .transfer import CopyJob, Fence, HostSpans, Ticket
-
-
-class StoreState(str, Enum):
-    """Where a store stands; the last three are terminal."""
-
-    PLANNED = "planned"
-    COPYING = "copying"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_OVER = frozenset({StoreState.DONE, StoreState.FAILED, StoreState.CANCELLED})
-_numbers = itertools.count(1)
-
-
-@dataclass(eq=False)
-class StoreJob:
-    """One store.
-
-    Attributes:
-        label: The request, for people.
-        plan: What is copied, in order.
-        slots: Host slot of each block.
-        state: Where it stands.
-        cause: Why it failed; empty otherwise.
-        ticket: The copy from the device, once there is one.
-        number: Unique in the process.
-    """
-
-    label: str
-    plan: StorePlan
-    slots: list[int]
-    begun: float
-    state: StoreState = StoreState.PLANNED
-    cause: str = ""
-    ticket: Ticket | None = None
-    is_cancelled: bool = False
-    number: int = field(default_factory=_numbers.__next__)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that are copied."""
-        return self.plan.num_tokens
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the device slots are free of it."""
-        return self.state in _OVER
+from .transfer import CopyJob, Fence, HostSpans
 
 
 class Stores:

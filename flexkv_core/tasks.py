@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .loads import LoadJob, LoadState
+from .jobs import LoadJob, LoadState, StoreJob, StoreState
 from .masks import mask_of
-from .stores import StoreJob, StoreState
 
 _LEASE_S = 60.0
 _ENDED_KEPT = 10_000

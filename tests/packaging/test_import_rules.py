@@ -53,8 +53,12 @@ ROWS = [
         "host",
     ),
     ("capacity",),
-    ("parts",),
     (
+        "parts",
+        "jobs",
+    ),
+    (
+        "fills",
         "loads",
         "cascade",
         "stores",

@@ -1,0 +1,215 @@
+"""Fills: one block each on its way from a lower tier into a host slot; several loads may wait for one.
+
+A fill goes on when nobody waits for it any more: what it brings may stay in the first tier.  A slot that
+a late worker may still write into is kept back until the worker has returned.
+
+Threads: the chain's thread only; workers do the I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .executor import Call, Completed, Verb
+from .jobs import LoadJob
+from .keys import BlockChain, BlockKey
+from .links import Link
+from .models import WritePolicy
+from .parts import ChainParts
+from .plan import LoadPlan
+from .tier import Outcome, Status
+
+
+@dataclass(eq=False)
+class Fill:
+    """One block on its way from a lower tier into a host slot.
+
+    Attributes:
+        key: The block's key.
+        link: Where it comes from.
+        slot: Where it goes.
+        is_promoted: Whether it stays in the first tier.
+        waiting: The loads that wait for it, and its position in each.
+    """
+
+    key: BlockKey
+    link: Link
+    slot: int
+    is_promoted: bool
+    waiting: list[tuple[LoadJob, int]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class FillBatch:
+    """What a load call's end is looked up by."""
+
+    link: Link
+    fills: list[Fill]
+
+
+class Fills:
+    """All fills of a chain."""
+
+    def __init__(self, parts: ChainParts) -> None:
+        """None yet; set what is told of their ends before the first one begins."""
+        self._layout = parts.layout
+        self._links = parts.links
+        self._index = parts.index
+        self._host = parts.host
+        self._capacity = parts.capacity
+        self._metrics = parts.metrics
+        self._observers = parts.observers
+        self._host_link = parts.host_link
+        self._fills: dict[BlockKey, Fill] = {}
+        self.on_filled: Callable[[Fill, float], None] = lambda _fill, _now: None
+        """A block lies whole in its slot; who uses it on takes it in this call."""
+        self.on_failed: Callable[[Fill, str, float], None] = lambda _fill, _cause, _now: None
+        """A block does not come, for this cause."""
+        self.on_promoted: Callable[[Sequence[BlockKey], int], None] = lambda _keys, _source: None
+        """Blocks came up into the first tier, from this one."""
+
+    @property
+    def num_open(self) -> int:
+        """Fills that have not ended."""
+        return len(self._fills)
+
+    def begin(self, plan: LoadPlan, numbers: Sequence[int], chain: BlockChain, now: float) -> int:
+        """Bring those blocks of ``plan`` that are not on their way already, as far as there are slots.
+
+        Sources are pinned first, so that making room cannot take them.
+
+        Returns:
+            How many blocks of ``plan``, from its first one, may be had.
+        """
+        new = [i for i in numbers if plan.keys[i] not in self._fills]
+        for i in new:
+            self._pin_source(plan.tiers[i], plan.keys[i])
+        slots = self._capacity.take_host_slots(self._host_link, len(new))
+        available = new[len(slots)] if len(slots) < len(new) else len(plan.keys)
+        for i in new[len(slots) :]:
+            self._unpin_source(plan.tiers[i], plan.keys[i])
+        new = new[: len(slots)]
+        fresh = [self._new_fill(plan, i, chain, slot, now) for i, slot in zip(new, slots, strict=True)]
+        self._submit(fresh, now)
+        return available
+
+    def wait_for(self, key: BlockKey, job: LoadJob, position: int) -> None:
+        """Have ``job`` wait for a block that is on its way."""
+        self._fills[key].waiting.append((job, position))
+
+    def leave(self, job: LoadJob) -> None:
+        """``job`` waits for nothing any more; what is on its way goes on."""
+        for key in job.plan.keys:
+            fill = self._fills.get(key)
+            if fill is not None:
+                fill.waiting = [entry for entry in fill.waiting if entry[0] is not job]
+
+    def _pin_source(self, tier: int, key: BlockKey) -> None:
+        if self._links[tier].is_indexed:
+            self._index.pin(tier, key)
+
+    def _unpin_source(self, tier: int, key: BlockKey) -> None:
+        if self._links[tier].is_indexed:
+            self._index.unpin(tier, key)
+
+    def _new_fill(self, plan: LoadPlan, i: int, chain: BlockChain, slot: int, now: float) -> Fill:
+        key, link = plan.keys[i], self._links[plan.tiers[i]]
+        host = self._host_link
+        is_promoted = self._is_promoted(link, key)
+        if is_promoted and host is not None:
+            node = self._index.node(key)
+            # A block of a shared tier is in no index, but it is whole, so the prompt has its tokens.
+            number = plan.block + i
+            parent = node.parent if node is not None else chain.parent(number)
+            tokens = node.tokens if node is not None else chain.block(number)
+            size = self._layout.value_bytes(plan.stored_tokens[i])
+            self._index.add(host.number, key, parent, tokens, num_bytes=size, now=now)
+        fill = self._fills[key] = Fill(key, link, slot, is_promoted)
+        return fill
+
+    def _is_promoted(self, link: Link, key: BlockKey) -> bool:
+        host = self._host_link
+        if host is None or host.config.read_only or host.config.write is WritePolicy.NEVER:
+            return False
+        if self._index.has(host.number, key):
+            return False
+        wish = link.config.promote
+        if isinstance(wish, str):
+            return wish == "always"
+        place = self._index.place(link.number, key)
+        return place is None or place.hits + 1 >= wish
+
+    def _submit(self, fills: list[Fill], now: float) -> None:
+        view = self._host.pool.view
+        for link in self._links:
+            mine = [fill for fill in fills if fill.link is link]
+            for batch in link.batches(len(mine), link.workers.load_threads):
+                part = [mine[i] for i in batch]
+                link.workers.submit(
+                    Call(
+                        Verb.LOAD,
+                        [fill.key for fill in part],
+                        [view(fill.slot)[: self._layout.slot_bytes] for fill in part],
+                        deadline=now + link.config.load_deadline_s,
+                        owner=FillBatch(link, part),
+                    )
+                )
+
+    def filled(self, end: Completed, batch: FillBatch, now: float) -> None:
+        """A load call has ended."""
+        if end.is_late:
+            batch.link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
+        good: list[Fill] = []
+        num_bytes = 0
+        for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
+            del self._fills[fill.key]
+            self._unpin_source(fill.link.number, fill.key)
+            if outcome.is_ok:
+                num_bytes += outcome.num_bytes
+                good.append(fill)
+                self._fill_succeeded(fill, outcome, now)
+            else:
+                self._fill_failed(fill, outcome, now, is_adrift=end.is_adrift)
+        if good:
+            batch.link.speed.observe(num_bytes, end.call.seconds)
+            self._observers.loaded(batch.link.name, [fill.key for fill in good], num_bytes)
+            self.on_promoted([fill.key for fill in good if fill.is_promoted], batch.link.number)
+
+    def returned(self, batch: FillBatch) -> None:
+        """The worker of a load call that was given up has come back."""
+        for fill in batch.fills:
+            self._host.end_quarantine(fill.slot)
+
+    def _fill_succeeded(self, fill: Fill, outcome: Outcome, now: float) -> None:
+        key, slot, host = fill.key, fill.slot, self._host_link
+        if fill.is_promoted and host is not None:
+            self._host.publish([key], [slot], [outcome.num_bytes])
+            self._index.publish(host.number, [key])
+        self.on_filled(fill, now)
+        if not fill.is_promoted:
+            self._host.drop(slot)
+
+    def _fill_failed(self, fill: Fill, outcome: Outcome, now: float, *, is_adrift: bool) -> None:
+        link = fill.link
+        if fill.is_promoted and self._host_link is not None:
+            self._index.remove(self._host_link.number, fill.key)
+        if is_adrift:
+            self._host.quarantine(fill.slot)
+        else:
+            self._host.drop(fill.slot)
+        self._metrics.count("load_failures", tier=link.name, cause=outcome.status.value)
+        if outcome.status in (Status.MISS, Status.CORRUPT):
+            self._forget(link, fill.key, is_damaged=outcome.status is Status.CORRUPT, now=now)
+        self.on_failed(fill, f"{link.name}:{outcome.status.value}", now)
+
+    def _forget(self, link: Link, key: BlockKey, *, is_damaged: bool, now: float) -> None:
+        """A tier that promised a block does not have it: do not promise it again."""
+        if not link.is_indexed:
+            link.known.note(key, now, is_there=False)
+        else:
+            place = self._index.place(link.number, key)
+            if place is not None and not place.pins:
+                self._index.remove(link.number, key)
+        if is_damaged and not link.config.read_only:
+            link.evict([key], now)
