@@ -10,6 +10,7 @@ the same tokens, one call a block.
 from __future__ import annotations
 
 import argparse
+import gc
 import platform
 import random
 import statistics
@@ -78,6 +79,8 @@ def main() -> None:
         config, layout=layout, namespace=Namespace(model="bench"), transfer=InstantTransfer(layout)
     )
     manager.start()
+    gc.collect()
+    gc.freeze()  # as SGLang does with what its start has made, so that collections look at new objects only
     rng = random.Random(0)
     prompts = [
         array("q", [rng.randrange(150_000) for _ in range(args.tokens)]) for _ in range(args.rounds + 1)

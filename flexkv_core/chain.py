@@ -122,7 +122,8 @@ class TierChain:
             self._completions.put(Notice(lambda: self._state_changed(config.name, state, reason)))
 
         wrapped = wrap(tier, config, self.layout, self.metrics, changed, self._clock)
-        threads = max(1, can.max_concurrency)
+        lookups = 1 if can.shared else 0
+        threads = max(1, can.max_concurrency - lookups)
         return Link(
             number=number,
             config=config,
@@ -133,7 +134,7 @@ class TierChain:
                 wrapped.tier,
                 load_threads=min(config.load_threads or -(-threads // 2), threads),
                 store_threads=min(config.store_threads or max(1, threads // 2), threads),
-                lookup_threads=1 if can.shared else 0,
+                lookup_threads=lookups,
                 completions=self._completions,
                 clock=self._clock,
             ),

@@ -6,6 +6,7 @@ Threads: the caller's; it blocks for opening and listing.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -22,6 +23,8 @@ from .models import ChainConfig, TierConfig
 from .receipts import Receipt
 from .tier import Tier, TierContext
 from .transfer import Transfer
+
+logger = logging.getLogger(__name__)
 
 
 def _option_fault(number: int, fault: Mapping[str, Any]) -> str:
@@ -79,8 +82,20 @@ def open_chain(
             on_receipt=on_receipt,
         )
     except BaseException:
-        for opened in reversed(tiers):
-            opened.close()
+        _close_all(tiers)
         raise
-    chain.warm_up()
+    try:
+        chain.warm_up()
+    except BaseException:
+        chain.close()
+        raise
     return chain
+
+
+def _close_all(tiers: list[Tier]) -> None:
+    """Close what was opened before something failed; a tier that fails to close hides neither."""
+    for opened in reversed(tiers):
+        try:
+            opened.close()
+        except Exception:  # noqa: BLE001 - a foreign driver; the error that matters is being raised
+            logger.exception("[FlexKV] a tier failed to close")
