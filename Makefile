@@ -32,6 +32,6 @@ format: setup
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-# One script a question (benchmarks/): each prints what it measured, beside its reference of the same run.
+# One script a question (benchmarks/): what each prints goes into docs/benchmarks.md, with the machine.
 bench: setup
-	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
+	@$(BIN)/python scripts/bench.py $(ARGS)
