@@ -114,5 +114,5 @@ def test_every_table_has_a_place() -> None:
 def test_no_page_names_a_machine() -> None:
     for page in PAGES:
         for line in prose(page):
-            assert "/work/" not in line, f"{page.name}: {line}"
+            assert str(ROOT) not in line, f"{page.name}: {line}"
             assert "/root/" not in line, f"{page.name}: {line}"
