@@ -1,18 +1,20 @@
 """What the chain costs a server with nothing to reuse: the real SGLang on the CPU, with it and without.
 
-    python benchmarks/serving_overhead.py [--prompts 12] [--tokens 256] [--new 8] [--rounds 3]
+    python benchmarks/serving_overhead.py [--prompts 6] [--tokens 256] [--new 8] [--rounds 3]
 
 SmolLM2-135M, prompts that share nothing, four at a time.  Two servers, the plain radix cache and a CPU + SSD
-chain, are up together and asked in turn, so both see the same machine; each figure is the median of the
-rounds.  Every prompt is stored in both tiers while it is served.  The processor time of a server's
-processes is the steadier figure on a busy machine.
+chain, are asked in turn, so both see the same machine; the one that is not asked stands still (SIGSTOP), for
+an idle server spins.  Each figure is the median of the rounds.  Every prompt is stored in both tiers while it
+is served.  The processor time of a server's processes is the steadier figure on a busy machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -59,21 +61,30 @@ def processor_s(running: ServerProcess) -> float:
     return sum(t.user + t.system for t in times)
 
 
+def signal_all(running: ServerProcess, number: int) -> None:
+    """Signal every process of a server that this script started."""
+    assert running._process is not None
+    os.killpg(running._process.pid, number)
+
+
 def one_round(running: ServerProcess, prompts: list[list[int]], new: int) -> tuple[float, float]:
     """Wall seconds and processor seconds of answering all prompts, four at a time."""
+    signal_all(running, signal.SIGCONT)
     before, began = processor_s(running), time.perf_counter()
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda ids: running.client.generate(ids, new), prompts))
     wall = time.perf_counter() - began
     assert all(answer.cached_tokens < 4 for answer in answers), "the prompts were to share nothing"
-    return wall, processor_s(running) - before
+    used = processor_s(running) - before
+    signal_all(running, signal.SIGSTOP)
+    return wall, used
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--new", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
@@ -89,6 +100,8 @@ def main() -> None:
         ours = ["--radix-cache-backend", "flexkv", "--flexkv-config-file", str(chain)]
         with server(model, work, "plain", []) as plain, server(model, work, "flexkv", ours) as chained:
             rows: dict[str, list[tuple[float, float]]] = {"plain": [], "flexkv": []}
+            for running in (plain, chained):
+                signal_all(running, signal.SIGSTOP)
             for number in range(args.rounds + 1):
                 turns = [("plain", plain), ("flexkv", chained)]
                 for name, running in turns if number % 2 else reversed(turns):
@@ -98,6 +111,8 @@ def main() -> None:
                     result = one_round(running, prompts, args.new)
                     if number:  # the first warms up
                         rows[name].append(result)
+            for running in (plain, chained):
+                signal_all(running, signal.SIGCONT)
     print(f"{platform.machine()}, {psutil.cpu_count()} processors, Python {platform.python_version()}")
     print(
         f"{args.prompts} prompts of {args.tokens} tokens, {args.new} new ones each; median of {args.rounds}"
