@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from .drivers import Observers
 from .executor import Completed, Returned
 from .host import HostSlots
-from .index import BlockIndex, Node
+from .index import BlockIndex
 from .keys import BlockKey
 from .links import Link
 from .metrics import Metrics
 from .policy import eviction_amount
+from .stretch import Stretch, in_a_row
+from .tier import DirectTier
 
-WriteBack = Callable[[Node, int], bool]
-"""Offered a block that leaves the first tier and its slot; True if it keeps the slot (one user)."""
+WriteBack = Callable[[Stretch, list[int]], None]
+"""Offered blocks that leave the first tier and their slots; one that it keeps gets a user more."""
 
 
 class Capacity:
@@ -28,7 +30,7 @@ class Capacity:
         self._host = host
         self._metrics = metrics
         self._observers = observers
-        self.write_back: WriteBack = lambda _node, _slot: False
+        self.write_back: WriteBack = lambda _blocks, _slots: None
 
     def take_host_slots(self, link: Link | None, count: int) -> list[int]:
         """Up to ``count`` host slots, evicting from the direct tier ``link`` as its policy says.
@@ -60,15 +62,10 @@ class Capacity:
     def evict(self, link: Link, amount: int, *, is_final: bool = False) -> list[BlockKey]:
         """Let up to ``amount`` blocks go, leaves first; for good (``is_final``), or into a tier below."""
         gone: list[BlockKey] = []
-        if amount <= 0:
-            return gone
-        for node in self._index.victims(link.number):
-            self._index.remove(link.number, node.key)
+        for blocks in self._index.evict(link.number, amount):
             if link.direct is not None and link.number == 0:
-                self._free_slot(link, node, is_final=is_final)
-            gone.append(node.key)
-            if len(gone) >= amount:
-                break
+                self._free_slots(link.direct, blocks, is_final=is_final)
+            gone += blocks.keys
         if gone:
             self._metrics.count("evicted_blocks", len(gone), tier=link.name)
             self._observers.evicted(link.name, gone)
@@ -76,13 +73,10 @@ class Capacity:
 
     def drop_superseded(self, link: Link, keys: Sequence[BlockKey], now: float) -> None:
         """A longer block repeats what partly filled siblings hold: they only take room."""
-        gone = list(
-            dict.fromkeys(other for key in keys for other in self._index.superseded(link.number, key))
-        )
-        for key in gone:
-            self._index.remove(link.number, key)
+        gone = self._index.superseded(link.number, keys)
         if not gone:
             return
+        self._index.remove(link.number, gone)
         if link.direct is not None and link.number == 0:
             link.direct.evict(gone)
         else:
@@ -107,11 +101,12 @@ class Capacity:
             link.strays.clear()
             link.evict(keys, now)
 
-    def _free_slot(self, link: Link, node: Node, *, is_final: bool) -> None:
-        direct = link.direct
-        slot = direct.withdraw([node.key])[0] if direct is not None else -1
-        if slot < 0:
-            return
-        self._host.adopt(slot)
-        if is_final or not self.write_back(node, slot):
-            self._host.drop(slot)
+    def _free_slots(self, direct: DirectTier, blocks: Stretch, *, is_final: bool) -> None:
+        slots = direct.withdraw(blocks.keys)
+        there = [i for i, slot in enumerate(slots) if slot >= 0]
+        for first, last in in_a_row(there):
+            part = slots[first:last]
+            self._host.adopt(part)
+            if not is_final:
+                self.write_back(blocks.part(first, last), part)
+            self._host.drop(part)

@@ -10,15 +10,15 @@ Threads: the chain's thread only; workers seal values and do the I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from . import envelope
 from .executor import Call, Completed, Verb
-from .index import Node
 from .keys import BlockKey
 from .links import Link
 from .models import WritePolicy
 from .parts import ChainParts
+from .stretch import Stretch, in_a_row
 from .tier import Status
 
 _BACKLOG_SHARE = 0.5
@@ -27,36 +27,77 @@ _MAYBE_STORED = frozenset({Status.TIMEOUT, Status.UNAVAILABLE, Status.INVALID})
 """Failures after which the value may be there all the same."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Passing:
-    """A block that lies whole in a host slot, on its way down.
+    """Blocks that lie whole in host slots, on their way down.
 
     Attributes:
-        key: The block's key.
-        parent: Key that it hangs below.
-        tokens: Encoded ids of its tokens.
-        num_tokens: How many they are.
-        slot: Where it lies.
-        is_pinned: Whether it is a block of the first tier, so that a pin keeps it; otherwise its slot
-            is lent, and has one more user.
+        blocks: The blocks.
+        slots: Where each lies.
+        is_pinned: Whether they are blocks of the first tier, so that a pin keeps them; otherwise their
+            slots are lent, and get one more user.
     """
 
-    key: BlockKey
-    parent: bytes
-    tokens: bytes
-    num_tokens: int
-    slot: int
+    blocks: Stretch
+    slots: list[int]
     is_pinned: bool
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def part(self, first: int, last: int) -> Passing:
+        """Some of them."""
+        return Passing(self.blocks.part(first, last), self.slots[first:last], self.is_pinned)
+
+
+def passing(stretches: Sequence[Stretch], slots: Sequence[int], *, is_pinned: bool) -> list[Passing]:
+    """Blocks on their way down, with one slot each."""
+    found, at = [], 0
+    for stretch in stretches:
+        found.append(Passing(stretch, list(slots[at : at + len(stretch)]), is_pinned))
+        at += len(stretch)
+    return found
+
+
+def _split(parts: Sequence[Passing], count: int) -> tuple[list[Passing], list[Passing]]:
+    """The first ``count`` blocks, and the others."""
+    first, rest = [], []
+    for part in parts:
+        here = min(count, len(part))
+        count -= here
+        if here:
+            first.append(part.part(0, here) if here < len(part) else part)
+        if here < len(part):
+            rest.append(part.part(here, len(part)) if here else part)
+    return first, rest
+
+
+def _count(parts: Sequence[Passing]) -> int:
+    return sum(map(len, parts))
 
 
 @dataclass(eq=False)
 class CascadeBatch:
-    """What a store call's end is looked up by."""
+    """What a store call's end is looked up by.
+
+    Attributes:
+        link: Where the blocks go.
+        parts: The blocks.
+        num_bytes: What they add to the tier's backlog.
+        is_second_try: Whether the tier has refused them once, for want of room.
+        pins: Blocks of the first tier that are pinned for it.
+    """
 
     link: Link
-    blocks: list[Passing]
+    parts: list[Passing]
     num_bytes: int
     is_second_try: bool = False
+    pins: list[BlockKey] = field(default_factory=list)
+
+    @property
+    def keys(self) -> list[BlockKey]:
+        """All blocks, in order."""
+        return [key for part in self.parts for key in part.blocks.keys]
 
 
 class Cascade:
@@ -88,10 +129,15 @@ class Cascade:
 
     def has(self, link: Link, key: BlockKey) -> bool:
         """Whether a tier has the block, or will: then it need not be stored there."""
+        return not self.missing(link, [key])
+
+    def missing(self, link: Link, keys: Sequence[BlockKey]) -> list[int]:
+        """Positions of the keys that a tier neither has nor will have."""
         if link.is_indexed:
-            self.renew(link, [key])
-            return self._index.has(link.number, key)
-        return key in link.storing or bool(link.known.get(key, self._now))
+            self.renew(link, keys)
+            return self._index.missing(link.number, keys)
+        storing, known, now = link.storing, link.known, self._now
+        return [i for i, key in enumerate(keys) if key not in storing and not known.get(key, now)]
 
     def renew(self, link: Link, keys: Sequence[BlockKey]) -> None:
         """What is stored again is new again: the bytes under a key are always the same."""
@@ -102,90 +148,84 @@ class Cascade:
         """Blocks came up from tier ``source`` into the first one: the tiers between get them too."""
         self.pass_down(self._passing_of(keys), self._now, last=source)
 
-    def pass_down(self, passing: Sequence[Passing], now: float, last: int | None = None) -> None:
+    def pass_down(self, parts: Sequence[Passing], now: float, last: int | None = None) -> None:
         """Put blocks on their way into every tier that takes them and lacks them; up to tier ``last``."""
         for link in self._links[:last]:
             takes = link.takes_stores if last is None else link.takes_promotions
-            if link is self._host_link or not takes:
-                continue
-            wanted = [
-                block
-                for block in passing
-                if not self.has(link, block.key)
-                and (link.keeps_tails or block.num_tokens == self._layout.block_tokens)
-            ]
-            if wanted:
-                self._store_into(link, wanted, now)
+            if link is not self._host_link and takes:
+                self._store_into(link, self._lacking(link, parts), now)
+
+    def _lacking(self, link: Link, parts: Sequence[Passing]) -> list[Passing]:
+        """Those of the blocks that a tier keeps, and neither has nor will have."""
+        return [
+            part.part(first, last)
+            for part in parts
+            if link.keeps_tails or not part.blocks.is_tail
+            for first, last in in_a_row(self.missing(link, part.blocks.keys))
+        ]
 
     # ---- calls begin ---------------------------------------------------------------------------
 
     def _store_into(
         self,
         link: Link,
-        blocks: list[Passing],
+        parts: Sequence[Passing],
         now: float,
         *,
         evicted: Sequence[BlockKey] = (),
         is_second_try: bool = False,
     ) -> None:
         """Put blocks on their way into a tier, as many as fit; ``evicted`` leave it before."""
-        if link.capacity_blocks is not None and len(blocks) > link.capacity_blocks:
-            lost = len(blocks) - link.capacity_blocks
-            self._metrics.count("store_dropped_blocks", lost, cause="capacity", tier=link.name)
-            blocks = blocks[: link.capacity_blocks]
-        fits = self._fits(link)
-        if len(blocks) > fits:
-            self._put_off(link, blocks[fits:])
-            blocks = blocks[:fits]
-        evicted = [*evicted, *self._make_room(link, blocks)] if blocks else evicted
-        if not blocks:
+        if link.capacity_blocks is not None:
+            parts, lost = _split(parts, link.capacity_blocks)
+            self._lose(link, _count(lost), "capacity")
+        parts, later = _split(parts, self._fits(link))
+        self._put_off(link, later)
+        if parts:
+            gone, parts = self._make_room(link, parts)
+            evicted = [*evicted, *gone]
+        if not parts:
             link.evict(evicted, now)  # they are out of the index: nobody else would remove them
             return
-        for block in blocks:
-            self._hold(block)
-            link.storing.add(block.key)
-            if link.is_indexed:
-                self._index.add(
-                    link.number,
-                    block.key,
-                    block.parent,
-                    block.tokens,
-                    num_bytes=self._layout.value_bytes(block.num_tokens),
-                    now=now,
-                )
-        batches = link.batches(len(blocks), link.workers.store_threads)
+        if link.is_indexed:
+            for part in parts:
+                size = self._layout.value_bytes(part.blocks.tokens_each)
+                self._index.add(link.number, part.blocks, num_bytes=size, now=now)
+        batches = link.batches(_count(parts), link.workers.store_threads)
         for batch in batches:
             # Each batch makes its own room, so that they fit in whatever order they run.
-            part = len(evicted) if batch is batches[-1] else len(batch)
-            gone, evicted = evicted[:part], evicted[part:]
-            self._submit(link, [blocks[i] for i in batch], gone, now, is_second_try=is_second_try)
+            room = len(evicted) if batch is batches[-1] else len(batch)
+            gone, evicted = list(evicted[:room]), evicted[room:]
+            mine, parts = _split(parts, len(batch))
+            self._submit(link, mine, gone, now, is_second_try=is_second_try)
 
-    def _make_room(self, link: Link, blocks: list[Passing]) -> list[BlockKey]:
-        """Let others go, but not the blocks that these follow; cut ``blocks`` to what fits then."""
+    def _lose(self, link: Link, count: int, cause: str) -> None:
+        if count:
+            self._metrics.count("store_dropped_blocks", count, cause=cause, tier=link.name)
+
+    def _make_room(self, link: Link, parts: list[Passing]) -> tuple[list[BlockKey], list[Passing]]:
+        """Let others go, but not what these blocks follow; returns those gone, and what fits then."""
         if link.capacity_blocks is None or not link.is_indexed:
-            return []
-        before = [block.parent for block in blocks if self._index.has(link.number, block.parent)]
+            return [], parts
+        before = [part.blocks.parent for part in parts if self._index.has(link.number, part.blocks.parent)]
         for key in before:
             self._index.pin(link.number, key)
         try:
-            evicted = self._capacity.make_room(link, len(blocks))
+            gone = self._capacity.make_room(link, _count(parts))
         finally:
             for key in before:
                 self._index.unpin(link.number, key)
-        room = max(0, link.capacity_blocks - self._index.count(link.number))
-        if len(blocks) > room:
-            lost = len(blocks) - room
-            self._metrics.count("store_dropped_blocks", lost, cause="no_room", tier=link.name)
-            del blocks[room:]
-        return evicted
+        parts, lost = _split(parts, max(0, link.capacity_blocks - self._index.count(link.number)))
+        self._lose(link, _count(lost), "no_room")
+        return gone, parts
 
-    def _put_off(self, link: Link, blocks: Sequence[Passing]) -> None:
+    def _put_off(self, link: Link, parts: Sequence[Passing]) -> None:
         """Too much is on its way into this tier: what the first tier holds can wait there, unpinned."""
-        for block in blocks:
-            if block.is_pinned:
-                link.waiting[block.key] = None
+        for part in parts:
+            if part.is_pinned:
+                link.waiting.update(dict.fromkeys(part.blocks.keys))
             else:
-                self._metrics.count("store_dropped_blocks", cause="backlog", tier=link.name)
+                self._lose(link, len(part), "backlog")
 
     def _feed(self, link: Link, now: float) -> None:
         """The backlog has shrunk: store what waited, as far as the first tier still has it."""
@@ -193,13 +233,11 @@ class Cascade:
             count = min(self._fits(link), len(link.waiting))
             keys = [link.waiting.popitem(last=False)[0] for _ in range(count)]
             ready = self._passing_of(keys) if link.takes_stores else []
-            lost = len(keys) - len(ready)
-            if lost:
-                cause = "evicted_before_stored" if link.takes_stores else "tier_down"
-                self._metrics.count("store_dropped_blocks", lost, cause=cause, tier=link.name)
-            ready = [block for block in ready if not self.has(link, block.key)]
-            if ready:
-                self._store_into(link, ready, now)
+            cause = "evicted_before_stored" if link.takes_stores else "tier_down"
+            self._lose(link, len(keys) - _count(ready), cause)
+            lacking = self._lacking(link, ready)
+            if lacking:
+                self._store_into(link, lacking, now)
 
     def _fits(self, link: Link) -> int:
         """Blocks that may still be put on their way into a tier."""
@@ -208,44 +246,49 @@ class Cascade:
     def _passing_of(self, keys: Sequence[BlockKey]) -> list[Passing]:
         """Blocks that lie ready in the first tier."""
         host = self._host_link
-        passing = []
-        for key in keys:
-            place = self._index.place(host.number, key) if host is not None else None
-            node = self._index.node(key)
-            if host is None or host.direct is None or place is None or node is None or not place.is_ready:
-                continue
-            slot = host.direct.borrow([key])[0]
-            if slot >= 0:
-                passing.append(Passing(key, node.parent, node.tokens, node.num_tokens, slot, is_pinned=True))
-        return passing
+        if host is None or host.direct is None:
+            return []
+        found = []
+        for blocks in self._index.ready(host.number, keys):
+            slots = host.direct.borrow(blocks.keys)
+            there = [i for i, slot in enumerate(slots) if slot >= 0]
+            found += [
+                Passing(blocks.part(first, last), slots[first:last], is_pinned=True)
+                for first, last in in_a_row(there)
+            ]
+        return found
 
     def _submit(
         self,
         link: Link,
-        blocks: list[Passing],
+        parts: list[Passing],
         evicted: Sequence[BlockKey],
         now: float,
         *,
         is_second_try: bool,
     ) -> None:
-        num_bytes = len(blocks) * self._layout.slot_bytes
-        link.backlog_bytes += num_bytes
-        layout = self._layout
-        views = [self._host.pool.view(block.slot)[: layout.slot_bytes] for block in blocks]
+        layout, view = self._layout, self._host.pool.view
+        batch = CascadeBatch(link, parts, _count(parts) * layout.slot_bytes, is_second_try)
+        self._hold(batch)
+        keys = batch.keys
+        views = [view(slot)[: layout.slot_bytes] for part in parts for slot in part.slots]
+        link.backlog_bytes += batch.num_bytes
+        link.storing.update(keys)
 
         def seal() -> None:
-            for block, view in zip(blocks, views, strict=True):
-                envelope.seal_as(view, layout, block.key, block.parent, block.tokens)
+            rows = (row for part in parts for row in part.blocks.rows())
+            for (key, parent, tokens), value in zip(rows, views, strict=True):
+                envelope.seal_as(value, layout, key, parent, tokens)
 
         link.workers.submit(
             Call(
                 Verb.STORE,
-                [block.key for block in blocks],
+                keys,
                 views,
                 evict_first=evicted,
                 before=seal,
                 deadline=now + link.config.store_deadline_s,
-                owner=CascadeBatch(link, blocks, num_bytes, is_second_try),
+                owner=batch,
             )
         )
 
@@ -253,88 +296,87 @@ class Cascade:
 
     def stored(self, end: Completed, batch: CascadeBatch, now: float) -> None:
         """A store call has ended."""
-        link = batch.link
+        link, keys = batch.link, batch.keys
         link.backlog_bytes -= batch.num_bytes
-        link.storing.difference_update(block.key for block in batch.blocks)
+        link.storing.difference_update(keys)
         if end.is_late:
             link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
-        good: list[BlockKey] = []
-        again: list[Passing] = []
-        for block, outcome in zip(batch.blocks, end.outcomes, strict=True):
-            if outcome.is_ok:
-                good.append(block.key)
-                if link.is_indexed:
-                    self._index.publish(link.number, [block.key])
-                else:
-                    link.known.note(block.key, now, is_there=True)
-                self._release(block)
-                continue
-            if link.is_indexed:
-                self._index.remove(link.number, block.key)
-            if outcome.status is Status.NO_SPACE and not batch.is_second_try:
-                again.append(block)
-                continue
-            if link.is_indexed and outcome.status in _MAYBE_STORED:
-                link.strays[block.key] = None
-            self._metrics.count("store_failures", tier=link.name, cause=outcome.status.value)
-            if not end.is_adrift:
-                self._release(block)
+        good = [key for key, outcome in zip(keys, end.outcomes, strict=True) if outcome.is_ok]
+        if len(good) < len(keys):
+            self._not_stored(end, batch, now)
         if good and link.is_indexed:
+            self._index.publish(link.number, good)
             self._capacity.drop_superseded(link, good, now)
+        elif good:
+            for key in good:
+                link.known.note(key, now, is_there=True)
+        if not end.is_adrift:
+            self._release(batch)
         if good:
             self._observers.stored(link.name, good, len(good) * self._layout.slot_bytes)
-        if again:
-            self._second_try(link, again, now)
         self._feed(link, now)
 
-    def _second_try(self, link: Link, blocks: list[Passing], now: float) -> None:
+    def _not_stored(self, end: Completed, batch: CascadeBatch, now: float) -> None:
+        """Some blocks of a call were not stored: count them, and try those again for which room was short."""
+        link, keys = batch.link, batch.keys
+        bad = [i for i, outcome in enumerate(end.outcomes) if not outcome.is_ok]
+        if link.is_indexed:
+            self._index.remove(link.number, [keys[i] for i in bad])
+        again = set()
+        for i in bad:
+            status = end.outcomes[i].status
+            if status is Status.NO_SPACE and not batch.is_second_try:
+                again.add(keys[i])
+                continue
+            if link.is_indexed and status in _MAYBE_STORED:
+                link.strays[keys[i]] = None
+            self._metrics.count("store_failures", tier=link.name, cause=status.value)
+        if again:
+            parts = [
+                part.part(first, last)
+                for part in batch.parts
+                for first, last in in_a_row([i for i, key in enumerate(part.blocks.keys) if key in again])
+            ]
+            self._second_try(link, parts, now)
+
+    def _second_try(self, link: Link, parts: list[Passing], now: float) -> None:
         """The tier had less room than it said: make some, and try once more."""
-        gone = self._capacity.evict(link, 2 * len(blocks)) if link.is_indexed else []
+        count = _count(parts)
+        gone = self._capacity.evict(link, 2 * count) if link.is_indexed else []
         if gone:
-            self._store_into(link, list(blocks), now, evicted=gone, is_second_try=True)
+            self._store_into(link, parts, now, evicted=gone, is_second_try=True)
         else:
-            self._metrics.count("store_failures", len(blocks), tier=link.name, cause=Status.NO_SPACE.value)
-        for block in blocks:
-            self._release(block)
+            self._metrics.count("store_failures", count, tier=link.name, cause=Status.NO_SPACE.value)
 
     def returned(self, batch: CascadeBatch, now: float) -> None:
         """The worker of a store call that was given up has come back: its slots are free."""
         link = batch.link
-        for block in batch.blocks:
-            self._release(block)
+        self._release(batch)
         # Whether the values appeared there in the end is not known: what the index does not know of
         # must not take room.
         if link.is_indexed:
-            link.evict([b.key for b in batch.blocks if not self._index.has(link.number, b.key)], now)
+            link.evict([key for key in batch.keys if not self._index.has(link.number, key)], now)
 
     # ---- what holds a block --------------------------------------------------------------------
 
-    def _hold(self, block: Passing) -> None:
-        if block.is_pinned and self._host_link is not None:
-            self._index.pin(self._host_link.number, block.key)
-        else:
-            self._host.use(block.slot)
+    def _hold(self, batch: CascadeBatch) -> None:
+        for part in batch.parts:
+            if part.is_pinned and self._host_link is not None:
+                batch.pins += self._index.pin_ends(self._host_link.number, part.blocks.keys)
+            else:
+                self._host.use(part.slots)
 
-    def _release(self, block: Passing) -> None:
-        if block.is_pinned and self._host_link is not None:
-            self._index.unpin(self._host_link.number, block.key)
-        else:
-            self._host.drop(block.slot)
+    def _release(self, batch: CascadeBatch) -> None:
+        if self._host_link is not None:
+            for key in batch.pins:
+                self._index.unpin(self._host_link.number, key)
+        for part in batch.parts:
+            if not part.is_pinned or self._host_link is None:
+                self._host.drop(part.slots)
 
-    def _write_back(self, node: Node, slot: int) -> bool:
-        """A block leaves the first tier: tiers with ``write: back`` get it now."""
-        block = Passing(node.key, node.parent, node.tokens, node.num_tokens, slot, is_pinned=False)
-        taken = False
+    def _write_back(self, blocks: Stretch, slots: list[int]) -> None:
+        """Blocks leave the first tier: tiers with ``write: back`` get them now."""
         for link in self._links:
-            if (
-                link.config.write is WritePolicy.BACK
-                and link.is_up
-                and link.workers.can_store
-                and not self.has(link, node.key)
-                and (link.keeps_tails or node.num_tokens == self._layout.block_tokens)
-            ):
-                self._store_into(link, [block], self._now)
-                taken = True
-        if taken:
-            self._host.drop(slot)
-        return taken
+            if link.config.write is WritePolicy.BACK and link.is_up and link.workers.can_store:
+                parts = [Passing(blocks, slots, is_pinned=False)]
+                self._store_into(link, self._lacking(link, parts), self._now)

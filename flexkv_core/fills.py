@@ -18,6 +18,7 @@ from .links import Link
 from .models import WritePolicy
 from .parts import ChainParts
 from .plan import LoadPlan
+from .stretch import Stretch, in_a_row, whole_blocks
 from .tier import Outcome, Status
 
 
@@ -90,8 +91,7 @@ class Fills:
         for i in new[len(slots) :]:
             self._unpin_source(plan.tiers[i], plan.keys[i])
         new = new[: len(slots)]
-        fresh = [self._new_fill(plan, i, chain, slot, now) for i, slot in zip(new, slots, strict=True)]
-        self._submit(fresh, now)
+        self._submit(self._new_fills(plan, new, chain, slots, now), now)
         return available
 
     def wait_for(self, key: BlockKey, job: LoadJob, position: int) -> None:
@@ -113,20 +113,42 @@ class Fills:
         if self._links[tier].is_indexed:
             self._index.unpin(tier, key)
 
-    def _new_fill(self, plan: LoadPlan, i: int, chain: BlockChain, slot: int, now: float) -> Fill:
-        key, link = plan.keys[i], self._links[plan.tiers[i]]
-        host = self._host_link
-        is_promoted = self._is_promoted(link, key)
-        if is_promoted and host is not None:
-            node = self._index.node(key)
-            # A block of a shared tier is in no index, but it is whole, so the prompt has its tokens.
-            number = plan.block + i
-            parent = node.parent if node is not None else chain.parent(number)
-            tokens = node.tokens if node is not None else chain.block(number)
-            size = self._layout.value_bytes(plan.stored_tokens[i])
-            self._index.add(host.number, key, parent, tokens, num_bytes=size, now=now)
-        fill = self._fills[key] = Fill(key, link, slot, is_promoted)
-        return fill
+    def _new_fills(
+        self, plan: LoadPlan, numbers: Sequence[int], chain: BlockChain, slots: Sequence[int], now: float
+    ) -> list[Fill]:
+        fresh, promoted = [], []
+        for i, slot in zip(numbers, slots, strict=True):
+            key, link = plan.keys[i], self._links[plan.tiers[i]]
+            fill = self._fills[key] = Fill(key, link, slot, self._is_promoted(link, key))
+            fresh.append(fill)
+            if fill.is_promoted:
+                promoted.append(i)
+        if self._host_link is not None:
+            for blocks in self._stretches(plan, promoted, chain):
+                size = self._layout.value_bytes(blocks.tokens_each)
+                self._index.add(self._host_link.number, blocks, num_bytes=size, now=now)
+        return fresh
+
+    def _stretches(self, plan: LoadPlan, numbers: Sequence[int], chain: BlockChain) -> list[Stretch]:
+        """Blocks of a plan, with what they hang below.
+
+        All but the last are the prompt's own.  The last may only begin like it: it lies in a tier of the
+        index, since shared tiers are asked for whole blocks of the prompt alone.
+        """
+        stretches = []
+        for first, last in in_a_row(numbers):
+            own = last - first
+            number = plan.block + last - 1
+            if number >= chain.num_full_blocks or chain.key(number) != plan.keys[last - 1]:
+                own -= 1
+            if own:
+                stretches.append(whole_blocks(chain, plan.block + first, plan.block + first + own))
+            if own < last - first:
+                other = self._index.block(plan.tiers[last - 1], plan.keys[last - 1])
+                if other is None:
+                    raise AssertionError("a partly matched block lies in no tier of the index")
+                stretches.append(other)
+        return stretches
 
     def _is_promoted(self, link: Link, key: BlockKey) -> bool:
         host = self._host_link
@@ -161,19 +183,21 @@ class Fills:
         if end.is_late:
             batch.link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
         good: list[Fill] = []
-        num_bytes = 0
+        sizes: list[int] = []
         for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
             del self._fills[fill.key]
             self._unpin_source(fill.link.number, fill.key)
             if outcome.is_ok:
-                num_bytes += outcome.num_bytes
                 good.append(fill)
-                self._fill_succeeded(fill, outcome, now)
-            else:
+                sizes.append(outcome.num_bytes)
+        if good:
+            self._succeeded(good, sizes, now)
+            batch.link.speed.observe(sum(sizes), end.call.seconds)
+            self._observers.loaded(batch.link.name, [fill.key for fill in good], sum(sizes))
+        for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
+            if not outcome.is_ok:
                 self._fill_failed(fill, outcome, now, is_adrift=end.is_adrift)
         if good:
-            batch.link.speed.observe(num_bytes, end.call.seconds)
-            self._observers.loaded(batch.link.name, [fill.key for fill in good], num_bytes)
             self.on_promoted([fill.key for fill in good if fill.is_promoted], batch.link.number)
 
     def returned(self, batch: FillBatch) -> None:
@@ -181,23 +205,25 @@ class Fills:
         for fill in batch.fills:
             self._host.end_quarantine(fill.slot)
 
-    def _fill_succeeded(self, fill: Fill, outcome: Outcome, now: float) -> None:
-        key, slot, host = fill.key, fill.slot, self._host_link
-        if fill.is_promoted and host is not None:
-            self._host.publish([key], [slot], [outcome.num_bytes])
-            self._index.publish(host.number, [key])
-        self.on_filled(fill, now)
-        if not fill.is_promoted:
-            self._host.drop(slot)
+    def _succeeded(self, fills: Sequence[Fill], sizes: Sequence[int], now: float) -> None:
+        stay = [(f.key, f.slot, size) for f, size in zip(fills, sizes, strict=True) if f.is_promoted]
+        if stay and self._host_link is not None:
+            keys, slots, lengths = map(list, zip(*stay, strict=True))
+            self._host.publish(keys, slots, lengths)
+            self._index.publish(self._host_link.number, keys)
+        for fill in fills:
+            self.on_filled(fill, now)
+            if not fill.is_promoted:
+                self._host.drop([fill.slot])
 
     def _fill_failed(self, fill: Fill, outcome: Outcome, now: float, *, is_adrift: bool) -> None:
         link = fill.link
         if fill.is_promoted and self._host_link is not None:
-            self._index.remove(self._host_link.number, fill.key)
+            self._index.remove(self._host_link.number, [fill.key])
         if is_adrift:
             self._host.quarantine(fill.slot)
         else:
-            self._host.drop(fill.slot)
+            self._host.drop([fill.slot])
         self._metrics.count("load_failures", tier=link.name, cause=outcome.status.value)
         if outcome.status in (Status.MISS, Status.CORRUPT):
             self._forget(link, fill.key, is_damaged=outcome.status is Status.CORRUPT, now=now)
@@ -207,9 +233,7 @@ class Fills:
         """A tier that promised a block does not have it: do not promise it again."""
         if not link.is_indexed:
             link.known.note(key, now, is_there=False)
-        else:
-            place = self._index.place(link.number, key)
-            if place is not None and not place.pins:
-                self._index.remove(link.number, key)
+        elif self._index.has(link.number, key) and not self._index.is_pinned(link.number, key):
+            self._index.remove(link.number, [key])
         if is_damaged and not link.config.read_only:
             link.evict([key], now)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from . import envelope
 from .buffers import HostRegion, SlotPool
 from .keys import BlockKey
 from .tier import DirectTier
@@ -30,7 +31,8 @@ class HostSlots:
             self.pool = SlotPool(HostRegion(max(staging_bytes, slot_bytes)), slot_bytes)
         else:
             self.pool = direct.slots
-        self._users: dict[int, int] = {}
+        self._num_lent = 0
+        self._more_users: dict[int, int] = {}
         self._quarantined: set[int] = set()
 
     @property
@@ -41,7 +43,7 @@ class HostSlots:
     @property
     def num_lent(self) -> int:
         """Unpublished slots that somebody uses."""
-        return len(self._users)
+        return self._num_lent
 
     @property
     def num_quarantined(self) -> int:
@@ -51,35 +53,55 @@ class HostSlots:
     def take(self, count: int) -> list[int]:
         """Up to ``count`` slots, each with one user."""
         slots = self.direct.reserve(count) if self.direct is not None else self.pool.take(count)
-        self._users.update(dict.fromkeys(slots, 1))
+        self._num_lent += len(slots)
         return slots
 
     def publish(self, keys: Sequence[BlockKey], slots: Sequence[int], sizes: Sequence[int]) -> None:
         """Hand filled slots to the direct tier; their users go on by pinning the blocks."""
         if self.direct is None:
             raise AssertionError("a staging slot cannot be published")
-        for slot in slots:
-            del self._users[slot]
+        if self._more_users and not self._more_users.keys().isdisjoint(slots):
+            raise AssertionError("a slot with several users cannot be published")
+        self._num_lent -= len(slots)
         self.direct.publish(keys, slots, sizes)
 
-    def adopt(self, slot: int) -> None:
-        """Take over a slot that was withdrawn from the direct tier; it has one user."""
-        self._users[slot] = 1
+    def adopt(self, slots: Sequence[int]) -> None:
+        """Take over slots that were withdrawn from the direct tier; each has one user."""
+        self._num_lent += len(slots)
 
-    def use(self, slot: int) -> None:
-        """One more user of an unpublished slot."""
-        self._users[slot] += 1
+    def use(self, slots: Sequence[int]) -> None:
+        """One more user of unpublished slots."""
+        for slot in slots:
+            self._more_users[slot] = self._more_users.get(slot, 0) + 1
 
-    def drop(self, slot: int) -> None:
-        """One user fewer; the last one frees the slot."""
-        self._users[slot] -= 1
-        if self._users[slot]:
+    def drop(self, slots: Sequence[int]) -> None:
+        """One user fewer; the last one frees a slot.
+
+        Raises:
+            ValueError: a slot has no user.
+        """
+        more, freed = self._more_users, []
+        for slot in slots:
+            others = more.get(slot, 0)
+            if not others:
+                freed.append(slot)
+            elif others > 1:
+                more[slot] = others - 1
+            else:
+                del more[slot]
+        if not freed:
             return
-        del self._users[slot]
         if self.direct is not None:
-            self.direct.release([slot])
+            self.direct.release(freed)
         else:
-            self.pool.give([slot])
+            self.pool.give(freed)
+        self._num_lent -= len(freed)
+
+    def blank(self, slots: Sequence[int]) -> None:
+        """The slots were filled anew: what header they have is their last blocks'."""
+        view = self.pool.view
+        for slot in slots:
+            envelope.blank(view(slot))
 
     def quarantine(self, slot: int) -> None:
         """Keep a slot back although its last user is going: something may still write into it."""
@@ -88,7 +110,7 @@ class HostSlots:
     def end_quarantine(self, slot: int) -> None:
         """Nothing writes into it any more: drop the user that was kept for it."""
         self._quarantined.discard(slot)
-        self.drop(slot)
+        self.drop([slot])
 
     def close(self) -> None:
         """Unmap the staging pool; a direct tier closes itself."""

@@ -1,106 +1,85 @@
 """Which block is in which tier, in which state, pinned by whom.
 
-One tree for all tiers of a chain that this process alone fills.  A *node* is a block, known by its
-key; it has at most one *place* in each tier.  Children hang below their parent's key and are kept in
-the order of their token ids: matching relies on it, and so does whatever looks for siblings.
-
-Rules kept here and nowhere else:
-
-* a block is matched only where it is READY, and only together with all blocks before it;
-* a pinned or unready place never leaves; a place leaves its tier only after its children there, so
-  that a pin on a block protects all before it in the same tier;
-* counts never clamp: a pin given back too often is an error.
+One tree (``places``) for each tier of a chain that this process alone fills.  A block is matched only
+where it is READY, and only together with all blocks before it.
 
 Threads: one owner, the thread that calls the chain.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
-from .eviction import EvictionQueue, Place
-from .keys import TOKEN_BYTES, BlockChain, BlockKey
+from .eviction import Place
+from .keys import BlockChain, BlockKey
 from .match import Match, Usable, longest_match
+from .places import TierPlaces
 from .policy import EvictionOrder
-
-_SUPERSEDED_WALK = 32
-
-
-class Node:
-    """One block: its key, what it follows, its token ids, and in how many tiers it has a place."""
-
-    __slots__ = ("key", "num_places", "parent", "tokens")
-
-    def __init__(self, key: BlockKey, parent: bytes, tokens: bytes) -> None:
-        self.key = key
-        self.parent = parent
-        self.tokens = tokens
-        self.num_places = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the block."""
-        return len(self.tokens) // TOKEN_BYTES
+from .stretch import Stretch
 
 
 class BlockIndex:
-    """The tree, and one eviction queue for each tier."""
+    """The trees of all tiers, by the tiers' numbers in the chain."""
 
     def __init__(self, block_tokens: int, orders: Sequence[EvictionOrder]) -> None:
         """An empty index for ``len(orders)`` tiers, each with its eviction order."""
         self.block_tokens = block_tokens
-        self._nodes: dict[BlockKey, Node] = {}
-        self._children: dict[bytes, list[tuple[bytes, BlockKey]]] = {}
-        self._places: list[dict[BlockKey, Place]] = [{} for _ in orders]
-        self._ready: list[dict[BlockKey, Place]] = [{} for _ in orders]
-        self._queues = list(map(EvictionQueue, orders, self._places))
-        self._bytes = [0] * len(orders)
-        self._pins = 0
+        self._tiers = [TierPlaces(order) for order in orders]
 
     # ---- questions -----------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        """Blocks in all tiers together, each counted once for every tier that has it."""
+        return sum(map(len, self._tiers))
 
     @property
     def num_pins(self) -> int:
-        """All pins of all places; 0 when nothing is under way."""
-        return self._pins
+        """All pins of all blocks; 0 when nothing is under way."""
+        return sum(tier.num_pins for tier in self._tiers)
 
     def count(self, tier: int) -> int:
         """Blocks in a tier, ready or not."""
-        return len(self._places[tier])
+        return len(self._tiers[tier])
 
     def num_bytes(self, tier: int) -> int:
         """Bytes of all blocks in a tier."""
-        return self._bytes[tier]
-
-    def node(self, key: BlockKey) -> Node | None:
-        """The block of ``key``, if any tier has it."""
-        return self._nodes.get(key)
+        return self._tiers[tier].num_bytes
 
     def place(self, tier: int, key: BlockKey) -> Place | None:
-        """The block's place in ``tier``."""
-        return self._places[tier].get(key)
+        """What is true of the block in ``tier``, and of those that are there with it."""
+        return self._tiers[tier].get(key)
+
+    def block(self, tier: int, key: BlockKey) -> Stretch | None:
+        """The block alone, with its parent and tokens, if ``tier`` has it."""
+        return self._tiers[tier].block(key)
 
     def has(self, tier: int, key: BlockKey) -> bool:
         """Whether the block has a place in ``tier``, ready or not."""
-        return key in self._places[tier]
+        return key in self._tiers[tier]
+
+    def is_pinned(self, tier: int, key: BlockKey) -> bool:
+        """Whether a job relies on this very block.  Raises ValueError if it has no place."""
+        return self._tiers[tier].num_pins_of(key) > 0
 
     def missing(self, tier: int, keys: Sequence[BlockKey]) -> list[int]:
         """Positions of the keys that have no place in ``tier``."""
-        places = self._places[tier]
-        return [i for i, key in enumerate(keys) if key not in places]
+        return self._tiers[tier].missing(keys)
 
     def unready(self, tier: int, keys: Sequence[BlockKey]) -> list[int]:
         """Positions of the keys that cannot be read in ``tier``."""
-        ready = self._ready[tier]
-        return [i for i, key in enumerate(keys) if key not in ready]
+        return self._tiers[tier].unready(keys)
+
+    def ready(self, tier: int, keys: Sequence[BlockKey]) -> list[Stretch]:
+        """Those of the blocks that can be read in ``tier``, in stretches."""
+        return [
+            place.part(first, last)
+            for _, place, first, last in self._tiers[tier].segments(keys)
+            if place.is_ready
+        ]
 
     def keys(self, tier: int) -> list[BlockKey]:
         """All keys in a tier."""
-        return list(self._places[tier])
+        return list(self._tiers[tier])
 
     def match(self, chain: BlockChain, max_tokens: int, page_tokens: int, usable: Usable) -> Match:
         """The longest prefix of ``chain`` that is ready in the usable tiers.  Changes nothing.
@@ -113,88 +92,52 @@ class BlockIndex:
         """
         if chain.block_tokens != self.block_tokens:
             raise ValueError(f"blocks of {chain.block_tokens} tokens are looked up among {self.block_tokens}")
-        return longest_match(chain, max_tokens, page_tokens, usable, self._ready, self._children)
+        return longest_match(chain, max_tokens, page_tokens, usable, self._tiers)
+
+    def superseded(self, tier: int, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """Partly filled siblings whose tokens these blocks repeat, free to go from ``tier``."""
+        return self._tiers[tier].superseded(keys)
 
     # ---- changes -------------------------------------------------------------------------------
 
-    def add(
-        self,
-        tier: int,
-        key: BlockKey,
-        parent: bytes,
-        tokens: bytes,
-        *,
-        num_bytes: int,
-        now: float,
-        is_ready: bool = False,
-    ) -> None:
-        """Give a block a place in a tier.
+    def add(self, tier: int, blocks: Stretch, *, num_bytes: int, now: float, is_ready: bool = False) -> None:
+        """Give blocks places in a tier.
+
+        Args:
+            tier: Which tier.
+            blocks: The blocks.
+            num_bytes: Length of each one's value there.
+            now: When they came, on the chain's clock.
+            is_ready: Whether their bytes may be read already.
 
         Raises:
-            ValueError: it has one already.
+            ValueError: one has a place there already.
         """
-        places = self._places[tier]
-        if key in places:
-            raise ValueError("the block has a place in this tier already")
-        node = self._nodes.get(key)
-        if node is None:
-            node = self._nodes[key] = Node(key, parent, tokens)
-            siblings = self._children.get(parent)
-            if siblings is None:
-                self._children[parent] = [(tokens, key)]
-            else:
-                insort(siblings, (tokens, key))
-        node.num_places += 1
-        place = places[key] = Place(num_bytes, now, now, is_ready)
-        self._bytes[tier] += num_bytes
-        below = self._children.get(key)
-        if below:
-            place.num_children = sum(child in places for _, child in below)
-        above = places.get(parent)
-        if above is not None:
-            above.num_children += 1
-        if is_ready:
-            self._ready[tier][key] = place
-            self._queues[tier].push(key, place)
+        self._tiers[tier].add(blocks, num_bytes=num_bytes, now=now, is_ready=is_ready)
 
-    def publish(self, tier: int, keys: Iterable[BlockKey]) -> None:
+    def publish(self, tier: int, keys: Sequence[BlockKey]) -> None:
         """The blocks' bytes in this tier may be read from now on."""
-        ready = self._ready[tier]
-        for key in keys:
-            place = self._must(tier, key)
-            place.is_ready = True
-            ready[key] = place
-            self._queues[tier].push(key, place)
+        self._tiers[tier].publish(keys)
 
-    def remove(self, tier: int, key: BlockKey) -> None:
-        """Forget a block's place.
+    def remove(self, tier: int, keys: Sequence[BlockKey]) -> None:
+        """Forget blocks' places in a tier.
 
         Raises:
-            ValueError: it has none, or it is pinned.
+            ValueError: one has none, or is pinned; nothing was forgotten.
         """
-        place = self._must(tier, key)
-        if place.pins:
-            raise ValueError(f"a pinned block cannot leave ({place.pins} pins)")
-        node = self._nodes[key]
-        del self._places[tier][key]
-        self._ready[tier].pop(key, None)
-        self._bytes[tier] -= place.num_bytes
-        above = self._places[tier].get(node.parent)
-        if above is not None:
-            above.num_children -= 1
-            self._queues[tier].push(node.parent, above)
-        node.num_places -= 1
-        if not node.num_places:
-            del self._nodes[key]
-            siblings = self._children[node.parent]
-            del siblings[bisect_left(siblings, (node.tokens, key))]
-            if not siblings:
-                del self._children[node.parent]
+        self._tiers[tier].remove(keys)
+
+    def evict(self, tier: int, amount: int) -> list[Stretch]:
+        """Forget up to ``amount`` blocks that may leave a tier, in the order of its policy, leaves first."""
+        return self._tiers[tier].evict(amount)
 
     def pin(self, tier: int, key: BlockKey) -> None:
-        """Protect a block's place, and those of all blocks before it, from leaving."""
-        self._must(tier, key).pins += 1
-        self._pins += 1
+        """Protect a block in a tier, and all before it there, from leaving."""
+        self._tiers[tier].pin(key)
+
+    def pin_ends(self, tier: int, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """Protect blocks by pinning the last of each run of them; returns the keys to ``unpin``."""
+        return self._tiers[tier].pin_ends(keys)
 
     def unpin(self, tier: int, key: BlockKey) -> None:
         """Give one pin back.
@@ -202,63 +145,12 @@ class BlockIndex:
         Raises:
             ValueError: there is none.
         """
-        place = self._must(tier, key)
-        if place.pins < 1:
-            raise ValueError("a pin was given back twice")
-        place.pins -= 1
-        self._pins -= 1
-        self._queues[tier].push(key, place)
+        self._tiers[tier].unpin(key)
 
-    def touch(self, tier: int, keys: Iterable[BlockKey], now: float) -> None:
+    def touch(self, tier: int, keys: Sequence[BlockKey], now: float) -> None:
         """Note that blocks were loaded."""
-        queue = self._queues[tier]
-        backwards = queue.order.ages_backwards
-        places = self._places[tier]
-        for key in keys:
-            place = places.get(key)
-            if place is None:
-                continue
-            place.last_used = now
-            place.hits += 1
-            if backwards:
-                queue.push_again(key, place)
+        self._tiers[tier].touch(keys, now)
 
-    def renew(self, tier: int, keys: Iterable[BlockKey], oldest: float, now: float) -> None:
+    def renew(self, tier: int, keys: Sequence[BlockKey], oldest: float, now: float) -> None:
         """Blocks created before ``oldest`` were stored again: they count as created now."""
-        ready = self._ready[tier]
-        for key in keys:
-            place = ready.get(key)
-            if place is not None and place.created < oldest:
-                place.created = place.last_used = now
-                self._queues[tier].push_again(key, place)
-
-    def superseded(self, tier: int, key: BlockKey) -> list[BlockKey]:
-        """Partly filled siblings whose tokens this block repeats, free to go from ``tier``."""
-        node = self._nodes[key]
-        siblings = self._children.get(node.parent, ())
-        if len(siblings) < 2:
-            return []
-        found = []
-        at = bisect_left(siblings, (node.tokens, key))
-        # Prefixes of a block sort before it, and mostly right before it; a block with very many
-        # siblings is not worth a longer walk, since what stays behind only ages and leaves.
-        for tokens, other in reversed(siblings[max(0, at - _SUPERSEDED_WALK) : at]):
-            if node.tokens.startswith(tokens):
-                place = self._places[tier].get(other)
-                if place is not None and place.may_leave:
-                    found.append(other)
-        return found
-
-    def victims(self, tier: int) -> Iterator[Node]:
-        """Blocks that may leave a tier, in the order of leaving; take as many as are needed.
-
-        Each must be removed (``remove``) before the next is taken, so that its parent can follow.
-        """
-        for key in self._queues[tier].leaving():
-            yield self._nodes[key]
-
-    def _must(self, tier: int, key: BlockKey) -> Place:
-        place = self._places[tier].get(key)
-        if place is None:
-            raise ValueError("the block has no place in this tier")
-        return place
+        self._tiers[tier].renew(keys, oldest, now)

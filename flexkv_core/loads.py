@@ -19,6 +19,7 @@ from .match import Match
 from .parts import ChainParts
 from .plan import LoadPlan, plan_load
 from .receipts import Receipt
+from .stretch import in_a_row
 from .tier import Status
 from .transfer import CopyJob, Fence, HostSpans, Ticket
 
@@ -73,9 +74,7 @@ class Loads:
             self._let_go(job)
             return None
         for tier in set(plan.tiers):
-            self._index.touch(
-                tier, (key for key, at in zip(plan.keys, plan.tiers, strict=True) if at == tier), now
-            )
+            self._index.touch(tier, plan.keys_in(tier), now)
         self._active[job.number] = job
         job.num_waiting = len(to_fill)
         if not to_fill:
@@ -127,16 +126,15 @@ class Loads:
         if host is None or direct is None:
             job.slots = [-1] * len(plan.keys)
             return
-        here = [tier == host.number for tier in plan.tiers]
-        job.slots = direct.borrow(plan.keys) if all(here) else [-1] * len(plan.keys)
-        for i, is_here in enumerate(here):
-            if not is_here:
-                continue
-            if job.slots[i] < 0:
-                job.slots[i] = direct.borrow([plan.keys[i]])[0]
-            if i + 1 == len(here) or not here[i + 1]:  # the last of a run protects those before it
-                self._index.pin(host.number, plan.keys[i])
-                job.pinned.append(plan.keys[i])
+        if plan.tiers.count(host.number) == len(plan.tiers):
+            runs = [(0, len(plan.keys))] if plan.keys else []
+        else:
+            runs = in_a_row([i for i, tier in enumerate(plan.tiers) if tier == host.number])
+        job.slots = [-1] * len(plan.keys)
+        for first, last in runs:
+            job.slots[first:last] = direct.borrow(plan.keys[first:last])
+            self._index.pin(host.number, plan.keys[last - 1])  # the last of a run protects those before it
+            job.pinned.append(plan.keys[last - 1])
 
     def _prepare_fills(self, job: LoadJob, chain: BlockChain, to_fill: list[int], now: float) -> list[int]:
         """Have what lies below brought; the plan is cut where there are no more host slots."""
@@ -159,7 +157,7 @@ class Loads:
                 self._index.pin(host.number, key)
                 job.pinned.append(key)
             else:
-                self._host.use(slot)
+                self._host.use([slot])
                 job.lent.append(slot)
             job.num_waiting -= 1
             if not job.num_waiting and job.state is LoadState.STAGING:
@@ -221,8 +219,7 @@ class Loads:
         if self._host_link is not None:
             for key in job.pinned:
                 self._index.unpin(self._host_link.number, key)
-        for slot in job.lent:
-            self._host.drop(slot)
+        self._host.drop(job.lent)
         job.pinned, job.lent = [], []
 
     def _receipt(self, job: LoadJob, now: float) -> Receipt:

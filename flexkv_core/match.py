@@ -1,25 +1,19 @@
 """Matching: the longest prefix of a prompt whose blocks are ready.
 
-Pure: it looks at the index's tables and changes nothing.  Whole blocks are found by their keys.  Siblings
-are kept in the order of their token ids, so that the longest common prefix with what follows, which may
-end inside a block, is found between two neighbours.
+Pure: it looks at the index's trees and changes nothing.  Whole blocks are found by their keys, a stretch
+at a time.  Siblings are kept in the order of their token ids, so that the longest common prefix with what
+follows, which may end inside a block, is found between two neighbours.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .keys import TOKEN_BYTES, BlockChain, BlockKey, common_tokens
-from .policy import Used
+from .places import TierPlaces
 
 _FIRST_STRIDE = 16
-
-Ready = Mapping[BlockKey, Used]
-"""The places of one tier that may be read."""
-Children = Mapping[bytes, Sequence[tuple[bytes, BlockKey]]]
-"""Below each key the blocks that follow it, in the order of their token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +105,7 @@ def longest_match(
     max_tokens: int,
     page_tokens: int,
     usable: Usable,
-    ready: Sequence[Ready],
-    children: Children,
+    tiers: Sequence[TierPlaces],
 ) -> Match:
     """The longest prefix of ``chain`` that is ready in the usable tiers.
 
@@ -121,23 +114,24 @@ def longest_match(
         max_tokens: Tokens that may be matched at most.
         page_tokens: The last block may be matched to a multiple of this.
         usable: Which tiers may be read.
-        ready: Each tier's table.
-        children: The tree.
+        tiers: Each tier's blocks.
     """
     size = chain.block_tokens
     max_tokens = min(max_tokens, chain.num_tokens)
-    runs = _match_whole(chain, max_tokens // size, usable, ready)
+    runs = _match_whole(chain, max_tokens // size, usable, tiers)
     block = runs[-1].last if runs else 0
     rest = max_tokens - block * size
     inside = None
     if rest >= page_tokens:
-        inside = _match_inside(chain, block, rest, page_tokens, usable, ready, children)
+        wanted = chain.block(block, min(rest, size))
+        inside = _match_inside(chain.parent(block), wanted, page_tokens, usable, tiers)
     return Match(tuple(runs), inside, size)
 
 
-def _match_whole(chain: BlockChain, whole: int, usable: Usable, ready: Sequence[Ready]) -> list[Run]:
+def _match_whole(
+    chain: BlockChain, whole: int, usable: Usable, tiers: Sequence[TierPlaces]
+) -> list[Run]:
     runs: list[Run] = []
-    tables = [(tier, ready[tier], usable.oldest[tier]) for tier in usable.tiers]
     block = 0
     stride = _FIRST_STRIDE
     while block < whole:
@@ -146,10 +140,9 @@ def _match_whole(chain: BlockChain, whole: int, usable: Usable, ready: Sequence[
         stride *= 4
         known = min(len(keys), whole)
         while block < known:
-            found = _fastest_run(tables, keys, block, known)
-            if found is None:
+            tier, last = _fastest_run(keys, block, known, usable, tiers)
+            if last == block:
                 return runs
-            tier, last = found
             if runs and runs[-1].tier == tier:
                 runs[-1] = Run(tier, runs[-1].first, last)
             else:
@@ -159,67 +152,27 @@ def _match_whole(chain: BlockChain, whole: int, usable: Usable, ready: Sequence[
 
 
 def _fastest_run(
-    tables: Sequence[tuple[int, Ready, float]],
-    keys: Sequence[BlockKey],
-    block: int,
-    known: int,
-) -> tuple[int, int] | None:
+    keys: Sequence[BlockKey], block: int, known: int, usable: Usable, tiers: Sequence[TierPlaces]
+) -> tuple[int, int]:
     """The fastest tier that has ``keys[block]``, and where the run of blocks it is fastest for ends."""
-    for number, (tier, ready, oldest) in enumerate(tables):
-        place = ready.get(keys[block])
-        if place is None or place.created < oldest:
-            continue
-        last = block + 1
-        faster = [table for _, table, _ in tables[:number]]
-        never_expires = oldest == float("-inf")
-        while (
-            last < known
-            and keys[last] in ready
-            and (never_expires or ready[keys[last]].created >= oldest)
-            and not any(keys[last] in table for table in faster)
-        ):
-            last += 1
-        return tier, last
-    return None
+    for number, tier in enumerate(usable.tiers):
+        last = tiers[tier].ready_until(keys, block, known, usable.oldest[tier])
+        if last > block:
+            for faster in usable.tiers[:number]:
+                last = tiers[faster].first_of(keys, block + 1, last)
+            return tier, last
+    return -1, block
 
 
 def _match_inside(
-    chain: BlockChain,
-    block: int,
-    rest: int,
-    page_tokens: int,
-    usable: Usable,
-    ready: Sequence[Ready],
-    children: Children,
+    parent: bytes, wanted: bytes, page_tokens: int, usable: Usable, tiers: Sequence[TierPlaces]
 ) -> Inside | None:
-    """The sibling that shares most leading tokens with the prompt's next block."""
-    siblings = children.get(chain.parent(block))
-    if not siblings:
-        return None
-    wanted = chain.block(block, min(rest, chain.block_tokens))
-    at = bisect_left(siblings, (wanted, b""))
+    """The block below ``parent`` that shares most leading tokens with ``wanted``; among equals the fastest."""
     best: Inside | None = None
-    # The longest common prefix is with a neighbour; further ones never share more, and are looked
-    # at only where a nearer one is not ready, or shares as much and lies in a slower tier.
-    for neighbours in (range(at, len(siblings)), range(at - 1, -1, -1)):
-        for i in neighbours:
-            tokens, key = siblings[i]
-            shared = common_tokens(wanted, tokens) // page_tokens * page_tokens
-            if shared == 0 or (best is not None and shared < best.num_tokens):
-                break
-            tier = _fastest(key, usable, ready)
-            if tier < 0:
-                continue
-            if best is None or shared > best.num_tokens or tier < best.tier:
-                best = Inside(key, shared, len(tokens) // TOKEN_BYTES, tier)
-            if best.tier == 0:
-                break
-    return best
-
-
-def _fastest(key: BlockKey, usable: Usable, ready: Sequence[Ready]) -> int:
     for tier in usable.tiers:
-        place = ready[tier].get(key)
-        if place is not None and place.created >= usable.oldest[tier]:
-            return tier
-    return -1
+        for siblings in tiers[tier].nearest(parent, wanted, usable.oldest[tier]):
+            tokens, key = next(siblings, (b"", b""))
+            shared = common_tokens(wanted, tokens) // page_tokens * page_tokens
+            if shared > (best.num_tokens if best is not None else 0):
+                best = Inside(key, shared, len(tokens) // TOKEN_BYTES, tier)
+    return best

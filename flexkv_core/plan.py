@@ -1,7 +1,8 @@
 """Index and request -> plan.  Pure: no I/O, no clock, no threads.
 
 A plan says which blocks are moved and which of their tokens; who moves them, and into which slots,
-is decided later.  Plans are columns, one entry a block: a long prompt has thousands.
+is decided later.  A long prompt has thousands of blocks: plans are columns and stretches, not a record for
+each block.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from .keys import BlockChain, BlockKey
 from .match import Match
+from .stretch import Stretch, in_a_row, tail_block, whole_blocks
 
 
 @dataclass(slots=True)
@@ -43,8 +45,17 @@ class LoadPlan:
         for column in (self.keys, self.tiers, self.stored_tokens, self.first, self.last):
             del column[count:]
 
+    def keys_in(self, tier: int) -> list[BlockKey]:
+        """The blocks that lie in ``tier``."""
+        if self.tiers.count(tier) == len(self.tiers):
+            return self.keys
+        return [key for key, at in zip(self.keys, self.tiers, strict=True) if at == tier]
+
     def tokens_by_tier(self) -> dict[int, int]:
         """Tokens by where they are."""
+        tiers = set(self.tiers)
+        if len(tiers) == 1:
+            return {tiers.pop(): self.num_tokens}
         counts: dict[int, int] = {}
         for tier, first, last in zip(self.tiers, self.first, self.last, strict=True):
             counts[tier] = counts.get(tier, 0) + last - first
@@ -56,37 +67,54 @@ class StorePlan:
     """Blocks of a store, in order.
 
     Attributes:
-        keys: The blocks.
-        parents: Key that each hangs below.
-        tokens: Encoded ids of each block's tokens.
-        starts: Place of each block's first token in the sequence.
-        counts: Tokens in each.
+        stretches: The blocks.
+        starts: Place of each stretch's first token in the sequence.
     """
 
-    keys: list[BlockKey]
-    parents: list[bytes]
-    tokens: list[bytes]
+    stretches: list[Stretch]
     starts: list[int]
-    counts: list[int]
+
+    @property
+    def keys(self) -> list[BlockKey]:
+        """All blocks."""
+        return [key for stretch in self.stretches for key in stretch.keys]
+
+    @property
+    def counts(self) -> list[int]:
+        """Tokens in each block."""
+        counts: list[int] = []
+        for stretch in self.stretches:
+            counts += [stretch.tokens_each] * len(stretch)
+        return counts
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks are copied."""
+        return sum(map(len, self.stretches))
 
     @property
     def num_tokens(self) -> int:
         """Tokens that are copied."""
-        return sum(self.counts)
+        return sum(stretch.num_tokens for stretch in self.stretches)
 
     def cut(self, count: int) -> None:
         """Keep the first ``count`` blocks only."""
-        for column in (self.keys, self.parents, self.tokens, self.starts, self.counts):
-            del column[count:]
+        for number, stretch in enumerate(self.stretches):
+            if count < len(stretch):
+                self.stretches[number:] = [stretch.part(0, count)] if count else []
+                del self.starts[len(self.stretches) :]
+                return
+            count -= len(stretch)
 
     def ranges(self) -> list[tuple[int, int]]:
         """Runs of tokens, ``[start, stop)``, merged where blocks follow one another."""
         runs: list[tuple[int, int]] = []
-        for start, count in zip(self.starts, self.counts, strict=True):
+        for start, stretch in zip(self.starts, self.stretches, strict=True):
+            stop = start + stretch.num_tokens
             if runs and runs[-1][1] == start:
-                runs[-1] = (runs[-1][0], start + count)
+                runs[-1] = (runs[-1][0], stop)
             else:
-                runs.append((start, start + count))
+                runs.append((start, stop))
         return runs
 
 
@@ -136,21 +164,13 @@ def plan_store(
     num_tokens = min(num_tokens, chain.num_tokens) // page_tokens * page_tokens
     whole = num_tokens // size
     keys = chain.hash_to(whole)
-    numbers = missing(keys[:whole])
+    runs = in_a_row(missing(keys if len(keys) == whole else keys[:whole]))
     plan = StorePlan(
-        [keys[n] for n in numbers],
-        [keys[n - 1] if n else chain.root for n in numbers],
-        [chain.block(n) for n in numbers],
-        [n * size for n in numbers],
-        [size] * len(numbers),
+        [whole_blocks(chain, first, last) for first, last in runs], [first * size for first, _ in runs]
     )
-    rest = num_tokens - whole * size
-    if with_tail and rest:
-        key = chain.tail_key(num_tokens)
-        if missing([key]):
-            plan.keys.append(key)
-            plan.parents.append(chain.parent(whole))
-            plan.tokens.append(chain.block(whole, rest))
+    if with_tail and num_tokens > whole * size:
+        tail = tail_block(chain, num_tokens)
+        if missing(tail.keys):
+            plan.stretches.append(tail)
             plan.starts.append(whole * size)
-            plan.counts.append(rest)
     return plan

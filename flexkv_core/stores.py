@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import envelope
-from .cascade import Cascade, Passing
+from .cascade import Cascade, passing
 from .errors import TransferError
 from .jobs import StoreJob, StoreState
 from .keys import BlockChain, BlockKey
@@ -21,6 +20,7 @@ from .models import WritePolicy
 from .parts import ChainParts
 from .plan import StorePlan, plan_store
 from .receipts import Receipt
+from .stretch import Stretch
 from .transfer import CopyJob, Fence, HostSpans
 
 
@@ -101,22 +101,21 @@ class Stores:
         )
         self._drop_known_tail(plan)
         self._limit(plan)
-        if not plan.keys:
+        if not plan.stretches:
             return None
         slots = self._reserve(plan)
-        if len(slots) < len(plan.keys):
-            self._metrics.count("store_dropped_blocks", len(plan.keys) - len(slots), cause="no_host_slots")
+        if len(slots) < plan.num_blocks:
+            self._metrics.count("store_dropped_blocks", plan.num_blocks - len(slots), cause="no_host_slots")
             plan.cut(len(slots))
-        if not plan.keys:
+        if not plan.stretches:
             return None
-        self._copying.update(plan.keys)
         host = self._kept_in
-        if host is not None:
-            for key, parent, tokens, count in zip(
-                plan.keys, plan.parents, plan.tokens, plan.counts, strict=True
-            ):
-                size = self._layout.value_bytes(count)
-                self._index.add(host.number, key, parent, tokens, num_bytes=size, now=now)
+        for stretch in plan.stretches:
+            if host is None:
+                self._copying.update(stretch.keys)
+            else:
+                size = self._layout.value_bytes(stretch.tokens_each)
+                self._index.add(host.number, stretch, num_bytes=size, now=now)
         job = StoreJob(label, plan, slots, begun=now)
         self._active[job.number] = job
         self._tokens_under_way += job.num_tokens
@@ -183,11 +182,12 @@ class Stores:
 
     def _drop_known_tail(self, plan: StorePlan) -> None:
         """Tiers that keep no tails never have one, and are no reason to copy it again."""
-        if self._kept_in is not None or not plan.keys or plan.counts[-1] == self._layout.block_tokens:
+        if self._kept_in is not None or not plan.stretches or not plan.stretches[-1].is_tail:
             return
         takers = [link for link in self._links if link.takes_stores and link is not self._host_link]
-        if all(self._cascade.has(link, plan.keys[-1]) for link in takers if link.keeps_tails):
-            plan.cut(len(plan.keys) - 1)
+        key = plan.stretches[-1].keys[0]
+        if all(self._cascade.has(link, key) for link in takers if link.keeps_tails):
+            plan.cut(plan.num_blocks - 1)
 
     def _limit(self, plan: StorePlan) -> None:
         """Cut a plan so that no more than ``max_store_tokens`` are under way."""
@@ -195,51 +195,51 @@ class Stores:
         if plan.num_tokens <= room:
             return
         fits = 0
-        while room >= plan.counts[fits]:
-            room -= plan.counts[fits]
-            fits += 1
-        self._metrics.count("store_dropped_blocks", len(plan.keys) - fits, cause="too_many_under_way")
+        for stretch in plan.stretches:
+            some = min(len(stretch), max(0, room) // stretch.tokens_each)
+            fits += some
+            room -= some * stretch.tokens_each
+            if some < len(stretch):
+                break
+        self._metrics.count("store_dropped_blocks", plan.num_blocks - fits, cause="too_many_under_way")
         plan.cut(fits)
 
     def _reserve(self, plan: StorePlan) -> list[int]:
         """Host slots; the sequence's own beginning is pinned while others make room."""
-        host, before = self._host_link, plan.parents[0]
+        host, before = self._host_link, plan.stretches[0].parent
         if host is None or not self._index.has(host.number, before):
-            return self._capacity.take_host_slots(host, len(plan.keys))
+            return self._capacity.take_host_slots(host, plan.num_blocks)
         self._index.pin(host.number, before)
         try:
-            return self._capacity.take_host_slots(host, len(plan.keys))
+            return self._capacity.take_host_slots(host, plan.num_blocks)
         finally:
             self._index.unpin(host.number, before)
 
     def _arrived(self, job: StoreJob, now: float) -> None:
         host, plan, slots = self._kept_in, job.plan, job.slots
-        if len(self._links) > 1 or host is None:  # a header is written only for what leaves host memory
-            for slot in slots:
-                envelope.blank(self._host.pool.view(slot))
+        goes_down = len(self._links) > 1 or host is None
+        if goes_down:  # a header is written only for what leaves host memory
+            self._host.blank(slots)
         if host is not None:
-            sizes = [self._layout.value_bytes(count) for count in plan.counts]
-            self._host.publish(plan.keys, slots, sizes)
-            self._index.publish(host.number, plan.keys)
+            keys = plan.keys
+            sizes = [self._layout.value_bytes(stretch.tokens_each) for stretch in plan.stretches]
+            self._host.publish(keys, slots, _each(plan.stretches, sizes))
+            self._index.publish(host.number, keys)
         self._end(job, StoreState.DONE, now)
         if host is not None:
             num_bytes = job.num_tokens * self._layout.token_bytes
             self._metrics.count("tier_bytes", num_bytes, tier=host.name, operation="store")
-            self._observers.stored(host.name, plan.keys, num_bytes)
-            self._capacity.drop_superseded(host, plan.keys, now)
-        if len(self._links) > 1 or host is None:
-            columns = zip(plan.keys, plan.parents, plan.tokens, plan.counts, slots, strict=True)
-            self._cascade.pass_down([Passing(*column, is_pinned=host is not None) for column in columns], now)
+            self._observers.stored(host.name, keys, num_bytes)
+            self._capacity.drop_superseded(host, keys, now)
+        if goes_down:
+            self._cascade.pass_down(passing(plan.stretches, slots, is_pinned=host is not None), now)
         if host is None:
-            for slot in slots:
-                self._host.drop(slot)
+            self._host.drop(slots)
 
     def _drop(self, job: StoreJob, state: StoreState, now: float) -> None:
-        host = self._kept_in
-        for key, slot in zip(job.plan.keys, job.slots, strict=True):
-            if host is not None:
-                self._index.remove(host.number, key)
-            self._host.drop(slot)
+        if self._kept_in is not None:
+            self._index.remove(self._kept_in.number, job.plan.keys)
+        self._host.drop(job.slots)
         if state is StoreState.FAILED:
             self._metrics.count("store_failures", tier="device", cause="transfer")
         self._end(job, state, now)
@@ -247,7 +247,8 @@ class Stores:
     def _end(self, job: StoreJob, state: StoreState, now: float) -> None:
         job.state = state
         job.slots = []
-        self._copying.difference_update(job.plan.keys)
+        if self._copying:
+            self._copying.difference_update(job.plan.keys)
         del self._active[job.number]
         self._tokens_under_way -= job.num_tokens
         is_ok = state is StoreState.DONE
@@ -257,10 +258,18 @@ class Stores:
                 label=job.label,
                 status="ok" if is_ok else state.value,
                 num_tokens=job.num_tokens if is_ok else 0,
-                num_blocks=len(job.plan.keys) if is_ok else 0,
+                num_blocks=job.plan.num_blocks if is_ok else 0,
                 num_bytes=job.num_tokens * self._layout.token_bytes if is_ok else 0,
                 copy_s=job.ticket.seconds if job.ticket is not None else 0.0,
                 total_s=now - job.begun,
                 cause=job.cause,
             )
         )
+
+
+def _each(stretches: Sequence[Stretch], values: Sequence[int]) -> list[int]:
+    """One value for each block, of one for each stretch."""
+    column: list[int] = []
+    for stretch, value in zip(stretches, values, strict=True):
+        column += [value] * len(stretch)
+    return column

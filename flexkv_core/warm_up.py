@@ -14,6 +14,7 @@ from .errors import FlexKVError
 from .keys import block_key
 from .links import Link
 from .parts import ChainParts
+from .stretch import one_block
 from .tier import StoredBlock
 
 logger = logging.getLogger(__name__)
@@ -70,13 +71,6 @@ def _take_over_block(parts: ChainParts, link: Link, block: StoredBlock, created:
         return False
     if parts.index.has(link.number, block.key):
         return False
-    parts.index.add(
-        link.number,
-        block.key,
-        header.parent,
-        header.tokens,
-        num_bytes=block.num_bytes,
-        now=created,
-        is_ready=True,
-    )
+    alone = one_block(block.key, header.parent, header.tokens, parts.layout.block_tokens)
+    parts.index.add(link.number, alone, num_bytes=block.num_bytes, now=created, is_ready=True)
     return True

@@ -154,7 +154,7 @@ def test_a_first_tier_that_takes_no_stores_is_passed_through(worlds, policy):
     assert world.store(tokens) is None
     assert world.load(tokens) == len(tokens)
     assert world.chain.index.count(0) == (4 if policy == {"write": "around"} else 0)
-    world.chain.index.remove(1, world.chain.index.keys(1)[-1])  # the tier lost one: it is stored again
+    world.chain.index.remove(1, [world.chain.index.keys(1)[-1]])  # the tier lost one: it is stored again
     assert world.store(tokens) is not None
 
 
@@ -266,7 +266,7 @@ def test_stores_in_flight_are_not_copied_twice_without_a_first_tier(worlds):
     tokens = prompt(1, 6)
     first, _ = world.begin_store(tokens[: 3 * BLOCK])
     second, _ = world.begin_store(tokens)
-    assert second.plan.starts == [3 * BLOCK, 4 * BLOCK, 5 * BLOCK]
+    assert second.plan.ranges() == [(3 * BLOCK, 6 * BLOCK)]
     tier.add("store", *[Fault(FaultKind.HANG)] * 6)
     world.transfer.run_all()
     world.chain.poll()
@@ -287,7 +287,7 @@ def test_blocks_that_vanish_behind_a_promise_shorten_the_load(worlds, host_block
     world.store(tokens)
     lookup = world.chain.lookup(world.sequence(tokens))
     for key in reversed(world.sequence(tokens).keys()[2:]):
-        world.chain.index.remove(0, key)
+        world.chain.index.remove(0, [key])
         tier.medium.values.pop(key, None)
         if host_blocks:
             world.chain.host.direct.evict([key])

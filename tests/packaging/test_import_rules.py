@@ -38,7 +38,9 @@ ROWS = [
     ("config",),
     (
         "policy",
+        "stretch",
         "eviction",
+        "places",
         "match",
         "index",
     ),

@@ -18,6 +18,7 @@ from flexkv_core.testing import Fault, FaultKind, Medium, MemoryTier, context_fo
 from flexkv_core.tier import Status, TierCapabilities
 from tests.support.chains import World, cpu_tier
 from tests.support.gated import GatedTier, wait_until_still
+from tests.support.places import check_places
 
 BLOCK = 4
 LOAD_FAULTS = [FaultKind.RAISE, FaultKind.FLIP, FaultKind.TRUNCATE, FaultKind.SWAP, FaultKind.FAIL_KEYS]
@@ -253,14 +254,9 @@ class ChainMachine(RuleBasedStateMachine):
         index = self.world.chain.index
         pins = 0
         for link in self.world.chain.links:
-            places = index._places[link.number]
-            for key, place in places.items():
-                children = [child for _, child in index._children.get(key, ()) if child in places]
-                assert place.num_children == len(children)
-                assert place.is_ready == (key in index._ready[link.number])
-                free_to_go = place.is_ready and not place.pins and not children
-                assert not free_to_go or place.is_queued
-                pins += place.pins
+            places = index._tiers[link.number]
+            check_places(places)
+            pins += places.num_pins
             assert link.capacity_blocks is None or len(places) <= link.capacity_blocks
             assert link.backlog_bytes >= 0
         assert pins == index.num_pins
@@ -273,7 +269,8 @@ class ChainMachine(RuleBasedStateMachine):
         published = len(host.direct._published) if host.direct is not None else 0
         assert published + host.num_lent == taken
         if host.direct is not None:
-            assert set(host.direct._published) == set(chain.index._ready[0])
+            places = chain.index._tiers[0]
+            assert set(host.direct._published) == {key for key in places if places.get(key).is_ready}
         under_way = sum(job.num_tokens for job in chain.stores._active.values())
         assert chain.stores.tokens_under_way == under_way
 

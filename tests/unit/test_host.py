@@ -31,21 +31,21 @@ def test_fewer_come_when_fewer_are_free(host):
 
 def test_the_last_user_frees_a_slot(host):
     (slot,) = host.take(1)
-    host.use(slot)
-    host.drop(slot)
+    host.use([slot])
+    host.drop([slot])
     assert host.num_lent == 1
-    host.drop(slot)
+    host.drop([slot])
     assert host.num_lent == 0
     assert host.pool.num_free == 4
-    with pytest.raises(KeyError):
-        host.drop(slot)
+    with pytest.raises(ValueError):
+        host.drop([slot])
 
 
 def test_a_slot_in_quarantine_is_not_given_again(host):
     slots = host.take(4)
     host.quarantine(slots[0])
     for slot in slots[1:]:
-        host.drop(slot)
+        host.drop([slot])
     assert host.num_quarantined == 1
     assert slots[0] not in host.take(4)
     host.end_quarantine(slots[0])
@@ -60,8 +60,8 @@ def test_publishing_ends_the_loan():
     assert host.num_lent == 0
     assert tier.borrow(KEYS[:3]) == [*slots, -1]
     (slot,) = tier.withdraw(KEYS[:1])
-    host.adopt(slot)
-    host.drop(slot)
+    host.adopt([slot])
+    host.drop([slot])
     assert host.pool.num_free == 3
     tier.close()
 

@@ -8,6 +8,7 @@ from flexkv_core.index import BlockIndex
 from flexkv_core.keys import BlockChain, encode_tokens
 from flexkv_core.match import Inside, Usable
 from flexkv_core.policy import Fifo, Filo, Lru, Mru
+from flexkv_core.stretch import one_block
 
 ROOT = bytes(32)
 SIZE = 4
@@ -28,7 +29,8 @@ def put(index, tier, tokens, *, now=0.0, is_ready=True) -> list[bytes]:
         rows.append((sequence.tail_key(len(tokens)), sequence.parent(whole), sequence.block(whole)))
     for key, parent, encoded in rows:
         if not index.has(tier, key):
-            index.add(tier, key, parent, encoded, num_bytes=len(encoded), now=now, is_ready=is_ready)
+            alone = one_block(key, parent, encoded, SIZE)
+            index.add(tier, alone, num_bytes=len(encoded), now=now, is_ready=is_ready)
     return [row[0] for row in rows]
 
 
@@ -108,13 +110,7 @@ def test_blocks_of_another_size_are_refused(index):
 
 
 def leave(index, tier, count) -> list[bytes]:
-    gone = []
-    for node in index.victims(tier):
-        index.remove(tier, node.key)
-        gone.append(node.key)
-        if len(gone) == count:
-            break
-    return gone
+    return [key for stretch in index.evict(tier, count) for key in reversed(stretch.keys)]
 
 
 @pytest.mark.parametrize("order", [Lru(), Fifo(), Mru(), Filo()])
@@ -128,7 +124,7 @@ def test_leaves_go_first_and_pins_protect_all_before_them(order):
     index.unpin(0, keys[2])
     assert leave(index, 0, 99) == [keys[2], keys[1], keys[0]]
     assert len(index) == index.num_bytes(0) == index.num_pins == 0
-    assert not index._children
+    assert not index._tiers[0]._heads
 
 
 def test_unready_blocks_never_leave(index):
@@ -138,10 +134,9 @@ def test_unready_blocks_never_leave(index):
 
 def test_a_removed_inner_block_leaves_countable_children(index):
     keys = put(index, 0, range(12))
-    index.remove(0, keys[1])
+    index.remove(0, [keys[1]])
     assert match(index, range(12)).num_tokens == 4
     put(index, 0, range(12))
-    assert index.place(0, keys[1]).num_children == 1
     assert match(index, range(12)).num_tokens == 12
     assert leave(index, 0, 9) == keys[::-1]
 
@@ -151,14 +146,14 @@ def test_pins_are_counted_exactly(index):
     index.pin(0, key)
     index.pin(0, key)
     with pytest.raises(ValueError, match="pinned"):
-        index.remove(0, key)
+        index.remove(0, [key])
     index.unpin(0, key)
     index.unpin(0, key)
     for call in (index.unpin, index.pin):
         with pytest.raises(ValueError):
             call(0, key if call == index.unpin else bytes(32))
     with pytest.raises(ValueError):
-        index.add(0, key, ROOT, b"", num_bytes=0, now=0.0)
+        index.add(0, one_block(key, ROOT, b"", SIZE), num_bytes=0, now=0.0)
 
 
 def test_superseded_tails_are_found_unless_they_are_needed(index):
@@ -166,9 +161,9 @@ def test_superseded_tails_are_found_unless_they_are_needed(index):
     index.pin(0, tails[1])
     other = put(index, 0, [0, 9])[0]
     whole = put(index, 0, range(4))[0]
-    assert set(index.superseded(0, whole)) == {tails[0], tails[2]}
-    assert index.superseded(0, other) == [tails[0]]
-    assert index.superseded(1, whole) == []
+    assert set(index.superseded(0, [whole])) == {tails[0], tails[2]}
+    assert index.superseded(0, [other]) == [tails[0]]
+    assert index.superseded(1, [whole]) == []
 
 
 @pytest.mark.parametrize("order", [Lru(), Mru()])
@@ -178,8 +173,8 @@ def test_the_queue_stays_as_small_as_the_tier(order):
     for now in range(5000):
         index.touch(0, keys, float(now))
         tail = put(index, 0, [*range(40), now + 100], now=float(now))[-1]
-        index.remove(0, tail)
-    assert len(index._queues[0]) < 1100
+        index.remove(0, [tail])
+    assert len(index._tiers[0].queue) < 1100
     assert leave(index, 0, 99) == keys[::-1]
 
 

@@ -8,7 +8,9 @@ being copied; copying memoryviews holds the interpreter's lock anyway.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Sequence
+from itertools import repeat
 
 from flexkv_core import (
     DONE,
@@ -30,7 +32,6 @@ from flexkv_core import (
 from .config import CpuConfig
 
 _PAGE = 4096
-_NOTHING = (-1, 0)
 
 
 class CpuTier(DirectTier):
@@ -44,7 +45,8 @@ class CpuTier(DirectTier):
         self._region = HostRegion(num_slots * slot_bytes, huge_pages=config.huge_pages)
         self._pool = SlotPool(self._region, slot_bytes, num_slots)
         self._lock = threading.Lock()
-        self._published: dict[BlockKey, tuple[int, int]] = {}
+        self._published: dict[BlockKey, int] = {}
+        self._sizes = array("q", bytes(8 * num_slots))
         self._is_closed = False
         self.capabilities = TierCapabilities(
             direct_slots=True,
@@ -67,9 +69,13 @@ class CpuTier(DirectTier):
             self._publish(keys, slots, sizes)
 
     def _publish(self, keys: Sequence[BlockKey], slots: Sequence[int], sizes: Sequence[int]) -> None:
-        published = self._published
-        old = [published[key][0] for key in keys if key in published]
-        published.update(zip(keys, zip(slots, sizes, strict=True), strict=True))
+        published, lengths = self._published, self._sizes
+        old = []
+        if not published.keys().isdisjoint(keys):
+            old = [published[key] for key in keys if key in published]
+        for slot, size in zip(slots, sizes, strict=True):
+            lengths[slot] = size
+        published.update(zip(keys, slots, strict=True))
         self._pool.give(old)
 
     def release(self, slots: Sequence[int]) -> None:
@@ -77,16 +83,16 @@ class CpuTier(DirectTier):
 
     def borrow(self, keys: Sequence[BlockKey]) -> list[int]:
         published = self._published
-        return [published.get(key, _NOTHING)[0] for key in keys]
+        return list(map(published.get, keys, repeat(-1)))
 
     def withdraw(self, keys: Sequence[BlockKey]) -> list[int]:
         with self._lock:
-            return [self._published.pop(key, _NOTHING)[0] for key in keys]
+            return list(map(self._published.pop, keys, repeat(-1)))
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         self._check_open("lookup")
-        found = [self._published.get(key) for key in keys]
-        return [MISS if entry is None else Outcome(Status.OK, entry[1]) for entry in found]
+        slots = self.borrow(keys)
+        return [MISS if slot < 0 else Outcome(Status.OK, self._sizes[slot]) for slot in slots]
 
     def load(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> list[Outcome]:
         self._check_open("load")
@@ -96,10 +102,10 @@ class CpuTier(DirectTier):
         # Under the lock, so that no eviction gives the slot to another block meanwhile.
         with self._lock:
             self._check_open("load")
-            entry = self._published.get(key)
-            if entry is None:
+            slot = self._published.get(key, -1)
+            if slot < 0:
                 return MISS
-            slot, num_bytes = entry
+            num_bytes = self._sizes[slot]
             if num_bytes > len(view):
                 return failed(Status.CORRUPT, f"value of {num_bytes} B, buffer of {len(view)} B")
             view[:num_bytes] = self._pool.view(slot)[:num_bytes]
