@@ -14,6 +14,7 @@ import gc
 import platform
 import random
 import statistics
+import tempfile
 import time
 from array import array
 from collections.abc import Callable
@@ -57,6 +58,87 @@ def median_ms(run: Callable[[], Any], rounds: int) -> float:
     return statistics.median(times)
 
 
+Timings = dict[str, list[float]]
+
+
+def timed(timings: Timings, name: str, run: Callable[[], Any]) -> Any:
+    """Run once; note the processor time of this thread, in milliseconds."""
+    began = time.thread_time()
+    result = run()
+    timings.setdefault(name, []).append((time.thread_time() - began) * 1e3)
+    return result
+
+
+def settle(manager: KVManager) -> None:
+    """Let what goes on below the first tier end, so that each round begins alike."""
+    if not manager.chain.drain(60.0):
+        raise SystemExit("the tiers below have not ended within a minute")
+
+
+def opened(tiers: list[dict[str, Any]], layout: BlockLayout) -> KVManager:
+    """A manager over these tiers whose copies end at once."""
+    config = ChainConfig.model_validate(
+        {"block_tokens": layout.block_tokens, "tiers": tiers, "engine": {"max_store_tokens": 10**9}}
+    )
+    manager = KVManager(
+        config, layout=layout, namespace=Namespace(model="bench"), transfer=InstantTransfer(layout)
+    )
+    manager.start()
+    gc.collect()
+    gc.freeze()  # as SGLang does with what its start has made, so that collections look at new objects only
+    return manager
+
+
+def stores(manager: KVManager, prompts: list[Any]) -> Timings:
+    """Store every prompt."""
+    slots = array("q", range(len(prompts[0])))
+    timings: Timings = {}
+    for tokens in prompts:
+        sequence = manager.sequence(tokens)
+        timed(timings, "keys of all blocks", lambda s=sequence: s.keys())
+        task, mask = timed(timings, "store: plan and reserve", lambda s=sequence: manager.put_match(s))
+        assert mask.all()
+        timed(timings, "store: launch", lambda i=task: manager.launch([i], [slots]))
+        timed(timings, "store: complete", manager.poll)
+        manager.wait([task])
+        timed(timings, "store: written below", lambda: settle(manager))
+    return timings
+
+
+def loads(manager: KVManager, prompts: list[Any]) -> Timings:
+    """Look every prompt up, and load it."""
+    slots = array("q", range(len(prompts[0])))
+    timings: Timings = {}
+    for tokens in prompts:
+        lookup = timed(timings, "keys + lookup of a full hit", lambda t=tokens: manager.lookup(t))
+        assert lookup.num_tokens == len(tokens)
+        sequence = manager.sequence(tokens)
+        manager.lookup(sequence)
+        timed(timings, "lookup again (keys kept)", lambda s=sequence: manager.lookup(s))
+        task, _ = timed(timings, "load: plan and pin", lambda s=sequence: manager.get_match(s, start=0))
+        timed(timings, "load: launch", lambda i=task: manager.launch([i], [slots]))
+        timed(timings, "load: complete", manager.poll)
+        manager.wait([task])
+    miss = array("q", [7] * len(prompts[0]))
+    for _ in prompts:
+        timed(timings, "lookup that misses at once", lambda: manager.lookup(miss))
+        timed(timings, "1,000 idle polls", lambda: [manager.poll() for _ in range(1000)])
+    return timings
+
+
+def show(title: str, timings: Timings, blocks: int) -> None:
+    """Print medians; the first round warms up."""
+    print(f"{title}:")
+    medians = {name: statistics.median(times[1:]) for name, times in timings.items()}
+    for kind in ("store", "load"):
+        parts = [value for name, value in medians.items() if name.startswith(f"{kind}:")]
+        if parts:
+            medians[f"{kind}: all of it"] = sum(parts)
+    for name, value in medians.items():
+        per_block = f"   {value / blocks * 1000:8.3f} ms per 1,000 blocks" if ":" in name else ""
+        print(f"  {name:44} {value:8.3f} ms{per_block}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -67,66 +149,29 @@ def main() -> None:
     args = parser.parse_args()
     layout = kv_layout(num_layers=1, row_bytes=8, block_tokens=args.block)
     blocks = args.tokens // args.block
-    capacity = (args.rounds + 4) * blocks * layout.slot_bytes
-    config = ChainConfig.model_validate(
-        {
-            "block_tokens": args.block,
-            "tiers": [{"name": "host", "driver": "cpu", "options": {"capacity": capacity}}],
-            "engine": {"max_store_tokens": 10**9},
-        }
-    )
-    manager = KVManager(
-        config, layout=layout, namespace=Namespace(model="bench"), transfer=InstantTransfer(layout)
-    )
-    manager.start()
-    gc.collect()
-    gc.freeze()  # as SGLang does with what its start has made, so that collections look at new objects only
     rng = random.Random(0)
     prompts = [
         array("q", [rng.randrange(150_000) for _ in range(args.tokens)]) for _ in range(args.rounds + 1)
     ]
-    slots = array("q", range(args.tokens))
-    timings: dict[str, list[float]] = {}
-
-    def timed(name: str, run: Callable[[], Any]) -> Any:
-        began = time.thread_time()
-        result = run()
-        timings.setdefault(name, []).append((time.thread_time() - began) * 1e3)
-        return result
-
-    for tokens in prompts:
-        task, mask = timed("store: plan and reserve", lambda t=tokens: manager.put_match(t))
-        assert mask.all()
-        timed("store: launch", lambda i=task: manager.launch([i], [slots]))
-        timed("store: complete", manager.poll)
-        manager.wait([task])
-    for tokens in prompts:
-        lookup = timed("keys + lookup of a full hit", lambda t=tokens: manager.lookup(t))
-        assert lookup.num_tokens == args.tokens
-        task, _ = timed("load: plan and pin", lambda t=tokens: manager.get_match(t, start=0))
-        timed("load: launch", lambda i=task: manager.launch([i], [slots]))
-        timed("load: complete", manager.poll)
-        manager.wait([task])
-    sequence = manager.sequence(prompts[0])
-    manager.lookup(sequence)
-    again = median_ms(lambda: manager.lookup(sequence), args.rounds)
-    miss = array("q", [7] * args.tokens)
-    missed = median_ms(lambda: manager.lookup(miss), args.rounds)
-    idle = median_ms(lambda: [manager.poll() for _ in range(1000)], args.rounds)
     raw = prompts[0].tobytes()
     step = args.block * 8
     reference = median_ms(
         lambda: [sha256(raw[i : i + step]).digest() for i in range(0, len(raw), step)], args.rounds
     )
+    capacity = (args.rounds + 4) * blocks * layout.slot_bytes
+    host = {"name": "host", "driver": "cpu", "options": {"capacity": capacity}}
+    small = host | {"options": {"capacity": 2 * blocks * layout.slot_bytes}}
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     print(f"{args.tokens} tokens in {blocks} blocks of {args.block}, median of {args.rounds}")
     print(f"  {'reference: SHA-256 of the blocks alone':44} {reference:8.3f} ms")
-    for name, times in timings.items():
-        value = statistics.median(times[1:])
-        print(f"  {name:44} {value:8.3f} ms   {value / blocks * 1000:8.3f} ms per 1,000 blocks")
-    print(f"  {'lookup again (keys kept)':44} {again:8.3f} ms")
-    print(f"  {'lookup that misses at once':44} {missed:8.3f} ms")
-    print(f"  {'1,000 idle polls':44} {idle:8.3f} ms")
+    with tempfile.TemporaryDirectory() as folder:
+        disk = {"name": "disk", "driver": "ssd", "options": {"path": folder, "capacity": 4 * capacity}}
+        for title, tiers in (("cpu", [host]), ("cpu, then ssd", [host, disk])):
+            manager = opened(tiers, layout)
+            show(title, stores(manager, prompts) | loads(manager, prompts), blocks)
+            manager.shutdown()
+    manager = opened([small], layout)
+    show("cpu, full, so that every store makes its room", stores(manager, prompts), blocks)
     manager.shutdown()
 
 

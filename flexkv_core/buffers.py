@@ -111,6 +111,11 @@ class SlotPool:
         start = index * self.slot_bytes
         return self.region.view[start : start + self.slot_bytes]
 
+    def views(self, indices: Sequence[int], num_bytes: int) -> list[memoryview]:
+        """The first ``num_bytes`` of each slot, writable."""
+        region, size = self.region.view, self.slot_bytes
+        return [region[index * size : index * size + num_bytes] for index in indices]
+
     def slot(self, index: int) -> Slot:
         """The slot of this number, whoever holds it."""
         return Slot(index, self.view(index), self.region.address + index * self.slot_bytes)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from . import envelope
 from .executor import Call, Completed, Verb
 from .keys import BlockKey
 from .links import Link
@@ -267,18 +266,19 @@ class Cascade:
         *,
         is_second_try: bool,
     ) -> None:
-        layout, view = self._layout, self._host.pool.view
+        layout, host = self._layout, self._host
         batch = CascadeBatch(link, parts, _count(parts) * layout.slot_bytes, is_second_try)
         self._hold(batch)
         keys = batch.keys
-        views = [view(slot)[: layout.slot_bytes] for part in parts for slot in part.slots]
+        slots = [slot for part in parts for slot in part.slots]
+        views = host.pool.views(slots, layout.slot_bytes)
         link.backlog_bytes += batch.num_bytes
         link.storing.update(keys)
 
         def seal() -> None:
             rows = (row for part in parts for row in part.blocks.rows())
-            for (key, parent, tokens), value in zip(rows, views, strict=True):
-                envelope.seal_as(value, layout, key, parent, tokens)
+            for (key, parent, tokens), slot, value in zip(rows, slots, views, strict=True):
+                host.seal(slot, value, layout, key, parent, tokens)
 
         link.workers.submit(
             Call(

@@ -14,7 +14,6 @@ tokens num_tokens*q``.
 from __future__ import annotations
 
 import struct
-import threading
 from dataclasses import dataclass
 
 import xxhash
@@ -28,8 +27,6 @@ _FIXED = struct.Struct("<8sII16s32s32sIIQQ")
 _SUM = struct.Struct("<Q")
 _TOKENS_AT = _FIXED.size + _SUM.size
 _SEALED = 1
-_seal_lock = threading.Lock()
-"""Held by the worker that seals a slot, so that nobody stores a half-sealed one."""
 
 if _TOKENS_AT > HEADER_FIXED_BYTES:  # pragma: no cover - a programming error, found at import
     raise AssertionError("the fixed header outgrew its room")
@@ -74,27 +71,6 @@ def write_header(slot: memoryview, layout: BlockLayout, key: bytes, parent: byte
     _write(slot, layout, Header(key, parent, tokens, payload, 0, is_sealed=False))
     used = _TOKENS_AT + len(tokens)
     slot[used : layout.header_bytes] = bytes(layout.header_bytes - used)
-
-
-def blank(slot: memoryview) -> None:
-    """Make whatever header a slot still has from its last block unreadable."""
-    slot[:8] = bytes(8)
-
-
-def seal_as(slot: memoryview, layout: BlockLayout, key: BlockKey, parent: bytes, tokens: bytes) -> None:
-    """Give a filled slot its header and checksum, unless it has them already.
-
-    Several tiers' workers may do so at once for the slot that they all store; one does it, the others
-    find it done.  A slot is ``blank``ed when it is filled anew.
-    """
-    with _seal_lock:
-        try:
-            header = parse(slot, layout)
-        except BadValueError:
-            header = None
-        if header is None or header.key != key or not header.is_sealed:
-            write_header(slot, layout, key, parent, tokens)
-            seal(slot, layout)
 
 
 def seal(slot: memoryview, layout: BlockLayout) -> int:

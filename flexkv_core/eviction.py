@@ -90,7 +90,7 @@ class EvictionQueue:
     """
 
     def __init__(self, order: EvictionOrder, blocks: Sized, may_leave: Callable[[Place], bool]) -> None:
-        """An empty queue; ``blocks`` are as many as the tier's, ``may_leave`` asks about a place's last one."""
+        """An empty queue over a tier of ``blocks``; ``may_leave`` says whether a place's last one may."""
         self.order = order
         self._blocks = blocks
         self._may_leave = may_leave

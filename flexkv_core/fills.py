@@ -163,7 +163,7 @@ class Fills:
         return place is None or place.hits + 1 >= wish
 
     def _submit(self, fills: list[Fill], now: float) -> None:
-        view = self._host.pool.view
+        views = self._host.pool.views
         for link in self._links:
             mine = [fill for fill in fills if fill.link is link]
             for batch in link.batches(len(mine), link.workers.load_threads):
@@ -172,7 +172,7 @@ class Fills:
                     Call(
                         Verb.LOAD,
                         [fill.key for fill in part],
-                        [view(fill.slot)[: self._layout.slot_bytes] for fill in part],
+                        views([fill.slot for fill in part], self._layout.slot_bytes),
                         deadline=now + link.config.load_deadline_s,
                         owner=FillBatch(link, part),
                     )

@@ -4,16 +4,19 @@ With a ``DirectTier`` in front, a filled slot is published there and never copie
 are lent for as long as a block is on its way.  Either way a slot that something may still write into
 is kept back until that has ended.
 
-Threads: the chain's thread only; workers see views.
+Threads: the chain's thread only; workers see views, and seal (``_sealing`` is held for as long, and nothing
+else is locked inside).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from . import envelope
 from .buffers import HostRegion, SlotPool
 from .keys import BlockKey
+from .layout import BlockLayout
 from .tier import DirectTier
 
 
@@ -34,6 +37,8 @@ class HostSlots:
         self._num_lent = 0
         self._more_users: dict[int, int] = {}
         self._quarantined: set[int] = set()
+        self._unsealed: set[int] = set()
+        self._sealing = threading.Lock()
 
     @property
     def region(self) -> HostRegion:
@@ -54,6 +59,8 @@ class HostSlots:
         """Up to ``count`` slots, each with one user."""
         slots = self.direct.reserve(count) if self.direct is not None else self.pool.take(count)
         self._num_lent += len(slots)
+        if self._unsealed:
+            self._unsealed.difference_update(slots)
         return slots
 
     def publish(self, keys: Sequence[BlockKey], slots: Sequence[int], sizes: Sequence[int]) -> None:
@@ -97,11 +104,22 @@ class HostSlots:
             self.pool.give(freed)
         self._num_lent -= len(freed)
 
-    def blank(self, slots: Sequence[int]) -> None:
-        """The slots were filled anew: what header they have is their last blocks'."""
-        view = self.pool.view
-        for slot in slots:
-            envelope.blank(view(slot))
+    def filled(self, slots: Sequence[int]) -> None:
+        """The device has filled these: they have no header yet, or that of their last blocks."""
+        self._unsealed.update(slots)
+
+    def seal(
+        self, slot: int, value: memoryview, layout: BlockLayout, key: BlockKey, parent: bytes, tokens: bytes
+    ) -> None:
+        """For workers: see to it that a slot whose block leaves host memory has its header and checksum.
+
+        Several may do so at once for one slot; the first does it, and nobody stores a half-sealed one.
+        """
+        with self._sealing:
+            if slot in self._unsealed:
+                envelope.write_header(value, layout, key, parent, tokens)
+                envelope.seal(value, layout)
+                self._unsealed.discard(slot)
 
     def quarantine(self, slot: int) -> None:
         """Keep a slot back although its last user is going: something may still write into it."""

@@ -128,9 +128,7 @@ def longest_match(
     return Match(tuple(runs), inside, size)
 
 
-def _match_whole(
-    chain: BlockChain, whole: int, usable: Usable, tiers: Sequence[TierPlaces]
-) -> list[Run]:
+def _match_whole(chain: BlockChain, whole: int, usable: Usable, tiers: Sequence[TierPlaces]) -> list[Run]:
     runs: list[Run] = []
     block = 0
     stride = _FIRST_STRIDE
@@ -167,7 +165,7 @@ def _fastest_run(
 def _match_inside(
     parent: bytes, wanted: bytes, page_tokens: int, usable: Usable, tiers: Sequence[TierPlaces]
 ) -> Inside | None:
-    """The block below ``parent`` that shares most leading tokens with ``wanted``; among equals the fastest."""
+    """What shares most leading tokens with ``wanted`` below ``parent``; among equals the fastest."""
     best: Inside | None = None
     for tier in usable.tiers:
         for siblings in tiers[tier].nearest(parent, wanted, usable.oldest[tier]):

@@ -136,7 +136,9 @@ class TierPlaces:
         at = place.keys.index(parent) + 1
         return [(place.tokens(at), place.keys[at])]
 
-    def nearest(self, parent: bytes, wanted: bytes, oldest: float) -> Iterator[Iterator[tuple[bytes, BlockKey]]]:
+    def nearest(
+        self, parent: bytes, wanted: bytes, oldest: float
+    ) -> Iterator[Iterator[tuple[bytes, BlockKey]]]:
         """What hangs below ``parent`` and can be read, from its nearest neighbour to ``wanted`` on.
 
         Twice: those behind it and those before it.  The longest common prefix is with a neighbour.

@@ -219,7 +219,7 @@ class Stores:
         host, plan, slots = self._kept_in, job.plan, job.slots
         goes_down = len(self._links) > 1 or host is None
         if goes_down:  # a header is written only for what leaves host memory
-            self._host.blank(slots)
+            self._host.filled(slots)
         if host is not None:
             keys = plan.keys
             sizes = [self._layout.value_bytes(stretch.tokens_each) for stretch in plan.stretches]

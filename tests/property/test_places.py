@@ -94,7 +94,11 @@ def compare(places: TierPlaces, table: Table, sequence: BlockChain) -> None:
     order=st.sampled_from(ORDERS),
     moves=st.lists(
         st.tuples(
-            st.sampled_from(MOVES), st.sampled_from(PROMPTS), st.integers(0, 9), st.integers(0, 9), st.booleans()
+            st.sampled_from(MOVES),
+            st.sampled_from(PROMPTS),
+            st.integers(0, 9),
+            st.integers(0, 9),
+            st.booleans(),
         ),
         min_size=12,
         max_size=40,
@@ -116,8 +120,8 @@ def apply(places, table, ranks, now, move, sequence, first, last, flag) -> None:
     keys = sequence.keys()[first:last]
     here = [key for key in keys if key in table.blocks]
     if move == "add":
-        lacking = [i for i in range(first, min(last, sequence.num_full_blocks))]
-        lacking = [i for i in lacking if sequence.key(i) not in table.blocks]
+        numbers = range(first, min(last, sequence.num_full_blocks))
+        lacking = [i for i in numbers if sequence.key(i) not in table.blocks]
         stretches = [whole_blocks(sequence, *run) for run in in_a_row(lacking)]
         if sequence.num_tokens % SIZE and sequence.tail_key(sequence.num_tokens) not in table.blocks:
             stretches.append(tail_block(sequence, sequence.num_tokens))
