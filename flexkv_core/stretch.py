@@ -61,7 +61,7 @@ class Stretch:
         return Stretch(self.keys[first:last], parent, self.ids, at, (last - first) * size, self.block_tokens)
 
     def own_ids(self, most: int) -> None:
-        """Copy the blocks' tokens if ``ids`` is over ``most`` times as long: all of it would stay for them."""
+        """Copy the blocks' tokens if ``ids`` is over ``most`` times as long: all of it would stay."""
         size = self.num_tokens * TOKEN_BYTES
         if len(self.ids) > most * size:
             self.ids, self.at = self.ids[self.at : self.at + size], 0
