@@ -257,7 +257,7 @@ class Cascade:
         link.backlog_bytes -= batch.num_bytes
         link.storing.difference_update(block.key for block in batch.blocks)
         if end.is_late:
-            link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
+            link.note_late(end)
         good: list[BlockKey] = []
         again: list[Passing] = []
         for block, outcome in zip(batch.blocks, end.outcomes, strict=True):

@@ -16,6 +16,9 @@ from .base import WrappedTier
 DOWN = frozenset({Status.UNAVAILABLE, Status.TIMEOUT, Status.DENIED})
 """Statuses that say something about the tier, not about a block."""
 
+NEUTRAL = frozenset({Status.LIMITED})
+"""Statuses of calls that never reached the tier."""
+
 StateChanged = Callable[[str, str], None]
 """Called with the new state (``up``, ``down``, ``probing``) and the reason."""
 
@@ -82,7 +85,10 @@ class BreakerTier(WrappedTier):
             if self._limit:  # or a probe that broke would be under way for ever
                 self._note(is_down=True, reason=repr(exc))
             raise
-        if self._limit and outcomes:
+        if self._limit and outcomes and all(outcome.status in NEUTRAL for outcome in outcomes):
+            with self._lock:
+                self._is_probing = False  # nothing was learnt: the next call may find out
+        elif self._limit and outcomes:
             bad = next((outcome for outcome in outcomes if outcome.status in DOWN), None)
             is_down = bad is not None and all(o.status in DOWN for o in outcomes)
             self._note(is_down=is_down, reason=bad.reason if bad is not None else "")
