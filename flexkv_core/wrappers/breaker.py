@@ -19,6 +19,9 @@ DOWN = frozenset({Status.UNAVAILABLE, Status.TIMEOUT, Status.DENIED})
 NEUTRAL = frozenset({Status.LIMITED})
 """Statuses of calls that never reached the tier."""
 
+IS_DOWN = "the tier is down: "
+"""How the reason of a call begins that was not let through."""
+
 StateChanged = Callable[[str, str], None]
 """Called with the new state (``up``, ``down``, ``probing``) and the reason."""
 
@@ -77,7 +80,7 @@ class BreakerTier(WrappedTier):
 
     def _guarded(self, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
         if self._limit and not self._may_pass():
-            reason = f"the tier is down: {self._reason}"
+            reason = f"{IS_DOWN}{self._reason}"
             return [failed(Status.UNAVAILABLE, reason, BufferState.UNTOUCHED)] * count
         try:
             outcomes = run()

@@ -19,7 +19,8 @@ LOCAL = ["computed", "CPU tier", "SSD, restarted"]
 
 def demo(work: Path, model: Path, *more: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.prefix) / "bin" / "flexkv"), "demo", "--work", str(work)]
-    environment = {**os.environ, "PYTHONPATH": str(SHIM), "OMP_NUM_THREADS": "1"}
+    paths = [str(SHIM), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [*command, "--model-path", str(model), "--entries", "5", *more],
         env=environment if path is None else environment | {"PATH": path},
