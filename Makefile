@@ -1,5 +1,5 @@
 # Each target sets up all that it needs first; `make setup` alone does only that.
-#   make demo    the real SGLang, on this machine, serving through a CPU -> SSD chain
+#   make demo    the real SGLang, on this machine, serving through a CPU -> SSD -> Redis chain
 #   make test    every test that this machine can run; ARGS="-k ssd" goes to pytest
 #   make check   formatting, lint, types, import rules
 #   make bench   the figures of docs/benchmarks.md, measured here

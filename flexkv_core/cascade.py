@@ -300,7 +300,7 @@ class Cascade:
         link.backlog_bytes -= batch.num_bytes
         link.storing.difference_update(keys)
         if end.is_late:
-            link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
+            link.note_late(end)
         good = [key for key, outcome in zip(keys, end.outcomes, strict=True) if outcome.is_ok]
         if len(good) < len(keys):
             self._not_stored(end, batch, now)

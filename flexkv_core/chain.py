@@ -121,9 +121,12 @@ class TierChain:
         def changed(state: str, reason: str) -> None:
             self._completions.put(Notice(lambda: self._state_changed(config.name, state, reason)))
 
-        wrapped = wrap(tier, config, self.layout, self.metrics, changed, self._clock)
         lookups = 1 if can.shared else 0
         threads = max(1, can.max_concurrency - lookups)
+        load_threads = min(config.load_threads or -(-threads // 2), threads)
+        store_threads = min(config.store_threads or max(1, threads // 2), threads)
+        num_calls = load_threads + store_threads
+        wrapped = wrap(tier, config, self.layout, self.metrics, changed, self._clock, num_calls=num_calls)
         return Link(
             number=number,
             config=config,
@@ -132,14 +135,14 @@ class TierChain:
             workers=TierWorkers(
                 config.name,
                 wrapped.tier,
-                load_threads=min(config.load_threads or -(-threads // 2), threads),
-                store_threads=min(config.store_threads or max(1, threads // 2), threads),
+                load_threads=load_threads,
+                store_threads=store_threads,
                 lookup_threads=lookups,
                 completions=self._completions,
                 clock=self._clock,
             ),
             capabilities=can,
-            capacity_blocks=capacity_blocks(can, self.layout),
+            capacity_blocks=capacity_blocks(can, self.layout, config.codec),
             keeps_tails=config.store_tails if config.store_tails is not None else not can.shared,
         )
 
@@ -376,6 +379,8 @@ class TierChain:
         self.stores.cancel_all(now)
         for link in self.links:
             link.workers.close()
+            if link.wrapped.limit is not None:
+                link.wrapped.limit.interrupt()
         end = time.monotonic() + self.config.engine.shutdown_deadline_s
         if not self.drain(self.config.engine.shutdown_deadline_s):
             logger.warning("[FlexKV] %d jobs were still under way at the end", self.num_under_way)
@@ -389,6 +394,6 @@ class TierChain:
             logger.warning("[FlexKV] %d pins were never given back", self.index.num_pins)
         for link in reversed(self.links):
             left_s = max(_CLOSE_AT_LEAST_S, end - time.monotonic())
-            if not run_bounded(f"flexkv-{link.name}-close", link.raw.close, left_s):
+            if not run_bounded(f"flexkv-{link.name}-close", link.wrapped.tier.close, left_s):
                 logger.warning("[FlexKV] tier %s has not closed in %.1f s", link.name, left_s)
         self.host.close()

@@ -181,7 +181,7 @@ class Fills:
     def filled(self, end: Completed, batch: FillBatch, now: float) -> None:
         """A load call has ended."""
         if end.is_late:
-            batch.link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
+            batch.link.note_late(end)
         good: list[Fill] = []
         sizes: list[int] = []
         for fill, outcome in zip(batch.fills, end.outcomes, strict=True):

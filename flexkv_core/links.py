@@ -9,11 +9,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .executor import Call, TierWorkers, Verb
+from .executor import Call, Completed, TierWorkers, Verb
 from .keys import BlockKey
 from .layout import BlockLayout, round_up
-from .models import TierConfig, WritePolicy
+from .models import CodecConfig, TierConfig, WritePolicy
 from .tier import DirectTier, Tier, TierCapabilities
+from .wrappers.encoding import stored_bytes
 from .wrappers.stack import Wrapped
 
 _KNOWN_LIMIT = 1_000_000
@@ -156,6 +157,14 @@ class Link:
     def _is_reachable(self) -> bool:
         return self.workers.can_store and (self.is_up or self.wrapped.breaker.wants_probe)
 
+    def note_late(self, end: Completed) -> None:
+        """A call was given up at its deadline: the breaker has not seen it.
+
+        One that nobody had begun says nothing of a tier whose rate limit it was waiting behind.
+        """
+        if end.is_adrift or self.wrapped.limit is None:
+            self.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
+
     def evict(self, keys: Sequence[BlockKey], now: float) -> None:
         """Have a worker remove values; any number."""
         if keys:
@@ -168,11 +177,17 @@ class Link:
         return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def capacity_blocks(capabilities: TierCapabilities, layout: BlockLayout) -> int | None:
-    """How many full blocks fit, or None where the store itself decides."""
+def capacity_blocks(
+    capabilities: TierCapabilities, layout: BlockLayout, codec: CodecConfig | None = None
+) -> int | None:
+    """How many full blocks fit, or None where the store itself decides.
+
+    With a codec each block counts with the room that it takes when it does not shrink.
+    """
     if not capabilities.capacity_bytes:
         return None
-    return capabilities.capacity_bytes // round_up(layout.slot_bytes, max(1, capabilities.alignment_bytes))
+    longest = stored_bytes(codec or CodecConfig(), layout)
+    return capabilities.capacity_bytes // round_up(longest, max(1, capabilities.alignment_bytes))
 
 
 def check_links(configs: Sequence[TierConfig], capabilities: Sequence[TierCapabilities]) -> list[str]:
@@ -190,6 +205,12 @@ def check_links(configs: Sequence[TierConfig], capabilities: Sequence[TierCapabi
             findings.append(f"{where}: write: back and read_only exclude each other")
         if config.ttl_s is not None and can.shared and can.expires:
             findings.append(f"{where}: the store has its own expiry; set it in options, not with ttl_s")
+        for name, is_on in (("codec", config.codec.is_on), ("limits", config.limits.is_on)):
+            if is_on and can.direct_slots:
+                findings.append(
+                    f"{where}: {name}: its memory is what the device copies to and from, so nothing may "
+                    "stand between; set it on a tier below"
+                )
     return findings
 
 
@@ -199,14 +220,15 @@ def check_values(configs: Sequence[TierConfig], tiers: Sequence[Tier], layout: B
     for number, (config, tier) in enumerate(zip(configs, tiers, strict=True)):
         can = tier.capabilities
         where = f"tiers[{number}] ({config.name})"
-        if can.max_value_bytes and layout.slot_bytes > can.max_value_bytes:
+        longest = stored_bytes(config.codec, layout)
+        if can.max_value_bytes and longest > can.max_value_bytes:
             findings.append(
-                f"{where}: a block takes {layout.slot_bytes:,} B, the tier's values at most "
+                f"{where}: a block takes {longest:,} B, the tier's values at most "
                 f"{can.max_value_bytes:,} B: lower block_tokens"
             )
-        if capacity_blocks(can, layout) == 0:
+        if capacity_blocks(can, layout, config.codec) == 0:
             findings.append(
-                f"{where}: a block takes {layout.slot_bytes:,} B, the tier has room for "
+                f"{where}: a block takes {longest:,} B, the tier has room for "
                 f"{can.capacity_bytes:,} B, which is less than one block: raise its capacity"
             )
         if number == 0 and isinstance(tier, DirectTier) != can.direct_slots:

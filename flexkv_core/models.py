@@ -6,12 +6,23 @@ They are frozen and forbid unknown fields.  Reading files, the environment and f
 
 from __future__ import annotations
 
+import base64
+import binascii
 from dataclasses import dataclass
 from enum import Enum
+from importlib.util import find_spec
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from .units import ByteSize, KvDtype, Seconds
 
@@ -104,6 +115,116 @@ class EvictionConfig(Model):
     )
 
 
+KeyId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,16}$")]
+KEY_BYTES = 32
+
+
+def read_key(secret: SecretStr) -> bytes:
+    """The 32 bytes of a key that is written as 64 hexadecimal digits or in base64.
+
+    Raises:
+        ValueError: it is neither; the text is not quoted.
+    """
+    text = secret.get_secret_value().strip()
+    try:
+        key = bytes.fromhex(text) if len(text) == 2 * KEY_BYTES else base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError("must be 32 random bytes, as 64 hexadecimal digits or in base64")
+    return key
+
+
+class EncryptConfig(Model):
+    """Values leave this process encrypted with AES-256-GCM."""
+
+    key: SecretStr = Field(
+        description="32 random bytes, as 64 hexadecimal digits or in base64 (`openssl rand -hex 32`); "
+        "from `${NAME}` or `${file:PATH}`."
+    )
+    key_id: KeyId = Field(
+        "1", description="Name of the key; it stands in each value. A new key takes a new name."
+    )
+    old_keys: dict[KeyId, SecretStr] = Field(
+        default_factory=dict,
+        description="Former keys by their names: values that were written with them are still read.",
+    )
+
+    @field_validator("key")
+    @classmethod
+    def _is_a_key(cls, value: SecretStr) -> SecretStr:
+        read_key(value)
+        return value
+
+    @field_validator("old_keys")
+    @classmethod
+    def _are_keys(cls, value: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for key in value.values():
+            read_key(key)
+        return value
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> EncryptConfig:
+        if self.key_id in self.old_keys:
+            raise ValueError("old_keys names the key_id of the key in use: give the new key a new name")
+        return self
+
+
+class CodecConfig(Model):
+    """What is done to values on their way into a tier, and undone on their way out."""
+
+    compress: Literal["none", "zstd"] = Field(
+        "none", description="zstd needs the extra `zstd`. A value that does not shrink is left as it is."
+    )
+    level: int = Field(
+        3, ge=1, le=19, description="zstd's level: higher ones are slower and win little on KV."
+    )
+    encrypt: EncryptConfig | None = Field(
+        None, description="AES-256-GCM; needs the extra `crypto`. Default: values are not encrypted."
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether values are changed at all."""
+        return self.compress != "none" or self.encrypt is not None
+
+    def missing_extras(self) -> dict[str, str]:
+        """Fields whose package is not installed, each with what to do about it."""
+        missing = {}
+        if self.compress == "zstd" and find_spec("zstandard") is None:
+            missing["compress"] = "zstd needs the package zstandard: pip install 'flexkv-core[zstd]'"
+        if self.encrypt is not None and find_spec("cryptography") is None:
+            missing["encrypt"] = "needs the package cryptography: pip install 'flexkv-core[crypto]'"
+        return missing
+
+
+class LimitConfig(Model):
+    """How much may pass in one direction; 0 is no limit."""
+
+    bytes_per_s: ByteSize = Field(0, description="Bytes in a second, as they pass the wire; 0: no limit.")
+    operations_per_s: float = Field(0, ge=0, description="Values in a second; 0: no limit.")
+    burst_s: Seconds = Field(
+        1.0, gt=0, description="What was not used is saved up for so long, and may then pass at once."
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is limited."""
+        return bool(self.bytes_per_s or self.operations_per_s)
+
+
+class LimitsConfig(Model):
+    """Rate limits of a tier: what would wait beyond its deadline is a miss, or is not stored."""
+
+    load: LimitConfig = Field(default_factory=LimitConfig, description="Of what is read.")
+    store: LimitConfig = Field(default_factory=LimitConfig, description="Of what is written.")
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is limited."""
+        return self.load.is_on or self.store.is_on
+
+
 class TierConfig(Model):
     """One tier of the chain."""
 
@@ -153,9 +274,13 @@ class TierConfig(Model):
     )
     load_or_recompute: Literal["auto", "load", "recompute"] = Field(
         "load",
-        description="load always fetches; recompute never does; auto, which will weigh the tier's speed "
-        "against the engine's, is not built yet and refused.",
+        description="load always fetches; recompute never does; auto fetches what is sooner there than "
+        "the engine computes it, by the measured speed of both.",
     )
+    codec: CodecConfig = Field(
+        default_factory=CodecConfig, description="Compression and encryption of values in this tier."
+    )
+    limits: LimitsConfig = Field(default_factory=LimitsConfig, description="Rate limits of this tier.")
     eviction: EvictionConfig = Field(default_factory=EvictionConfig, description="How room is made.")
 
 

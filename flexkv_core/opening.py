@@ -23,6 +23,7 @@ from .models import ChainConfig, TierConfig
 from .receipts import Receipt
 from .tier import Tier, TierContext
 from .transfer import Transfer
+from .wrappers.encoding import head_bytes, stored_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,8 @@ def _open_tier(number: int, config: TierConfig, layout: BlockLayout, identity: s
         raise ConfigError(source, [_option_fault(number, fault) for fault in faults]) from None
     context = TierContext(
         name=config.name,
-        value_bytes=layout.slot_bytes,
-        head_bytes=layout.header_bytes,
+        value_bytes=stored_bytes(config.codec, layout),
+        head_bytes=head_bytes(config.codec, layout),
         fingerprint=layout.fingerprint,
         identity=identity,
     )
@@ -67,6 +68,13 @@ def open_chain(
         ConfigError, DriverError, TierError, HostMemoryError: a tier that was asked for is never
             silently absent; those already opened are closed again.
     """
+    missing = [
+        f"tiers[{number}].codec.{field}: {line}"
+        for number, tier in enumerate(config.tiers)
+        for field, line in tier.codec.missing_extras().items()
+    ]
+    if missing:
+        raise ConfigError(source, missing)
     identity = json.dumps(asdict(namespace), sort_keys=True)
     tiers: list[Tier] = []
     try:

@@ -50,6 +50,8 @@ class Status(Enum):
     CANCELLED = "cancelled"
     INVALID = "invalid"
     UNSUPPORTED = "unsupported"
+    LIMITED = "limited"
+    """The core's own: a rate limit left no turn before the deadline.  It says nothing of tier or block."""
 
 
 class BufferState(Enum):

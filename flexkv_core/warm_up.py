@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from . import envelope
 from .errors import FlexKVError
-from .keys import block_key
+from .keys import BlockKey, block_key
 from .links import Link
 from .parts import ChainParts
 from .stretch import one_block
@@ -45,20 +45,24 @@ def take_over(parts: ChainParts, clock: Clock, wall_clock: Clock) -> None:
 
 def _take_over_tier(parts: ChainParts, link: Link, now: float, wall: float) -> tuple[int, int]:
     good = bad = 0
+    useless: list[BlockKey] = []
     try:
-        for batch in link.raw.list_blocks():
+        for batch in link.wrapped.tier.list_blocks():
             for block in batch:
                 if _take_over_block(parts, link, block, now - max(0.0, wall - block.last_used)):
                     good += 1
                 else:
                     bad += 1
+                    if not parts.index.has(link.number, block.key):
+                        useless.append(block.key)
     except FlexKVError as exc:
         logger.warning("[FlexKV] tier %s cannot be listed: %s", link.name, exc)
     if bad:
         parts.metrics.count("foreign_blocks", bad, tier=link.name)
     over = parts.capacity.make_room(link, 0)
     if not link.config.read_only:
-        link.evict(over, now)
+        # What can never be served would take its room for ever.
+        link.evict([*over, *useless], now)
     return good, bad
 
 

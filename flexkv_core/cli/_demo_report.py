@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from flexkv_core.units import format_bytes
 
+from ._receipt_lines import MARK, read_log
 from ._serving import Answer
 from .verify import restorable
 
@@ -18,6 +20,14 @@ class Source(str, Enum):
     COMPUTED = "computed"
     HOST = "CPU tier"
     STORAGE = "SSD, restarted"
+    REMOTE = "Redis, new server"
+    OUTAGE = "computed, Redis dead"
+    RECOVERED = "Redis, back again"
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether a tier has to serve it."""
+        return self not in (Source.COMPUTED, Source.OUTAGE)
 
 
 @dataclass(frozen=True)
@@ -51,10 +61,16 @@ class Row:
         return self.answer.output_ids == self.first.output_ids
 
 
-def faults(row: Row, page: int) -> list[str]:
-    """What is not as it should be; empty if all is well."""
+def faults(row: Row, page: int, block: int) -> list[str]:
+    """What is not as it should be; empty if all is well.
+
+    Args:
+        row: What was asked.
+        page: The engine's page, in tokens.
+        block: The chain's block, in tokens.
+    """
     found = []
-    want = expected(row, page)
+    want = expected(row, page, block)
     got = {name: row.answer.by_tier.get(name, 0) for name in want}
     if got != want:
         found.append(f"tokens by tier are {got}, expected {want}")
@@ -62,19 +78,74 @@ def faults(row: Row, page: int) -> list[str]:
         found.append("the output differs from the one that was computed")
     if row.must_contain not in row.answer.text:
         found.append(f"the answer lacks {row.must_contain!r}: {row.answer.text!r}")
-    if row.must_be_faster and row.source is not Source.COMPUTED and row.times_faster <= 1:
+    if row.must_be_faster and row.source.is_hit and row.times_faster <= 1:
         found.append(f"no faster than computing it ({row.times_faster:.2f} times)")
     return [f"{row.prompt}, {row.source.value}: {fault}" for fault in found]
 
 
-def expected(row: Row, page: int) -> dict[str, int]:
-    """Tokens by tier: all that a tier can give back, out of the one that had to serve it."""
-    whole = restorable(row.answer.prompt_tokens, page)
+def expected(row: Row, page: int, block: int) -> dict[str, int]:
+    """Tokens by tier: all that a tier can give back, out of the one that had to serve it.
+
+    Own tiers give whole pages; a shared tier keeps whole blocks only.
+    """
+    tokens = row.answer.prompt_tokens
+    storage = {
+        Source.STORAGE: restorable(tokens, page),
+        Source.REMOTE: restorable(tokens, block),
+        Source.RECOVERED: restorable(tokens, block),
+    }
     return {
         "device": 0,
-        "host": whole if row.source is Source.HOST else 0,
-        "storage": whole if row.source is Source.STORAGE else 0,
+        "host": restorable(tokens, page) if row.source is Source.HOST else 0,
+        "storage": storage.get(row.source, 0),
     }
+
+
+@dataclass(frozen=True)
+class Outage:
+    """What a server's log said of a tier that was away for a while.
+
+    Attributes:
+        down: Why the tier was taken for down; empty if it never was.
+        is_back: Whether it was said to be up again afterwards.
+        counted: What its counters of failures showed at last, by series.
+    """
+
+    down: str = ""
+    is_back: bool = False
+    counted: Sequence[str] = ()
+
+
+def outage_of(log: str, tier: str) -> Outage:
+    """Read a server's log for what befell a tier."""
+    state = re.compile(re.escape(f"{MARK}tier {tier} is ") + r"(up|down)(?:: (.*))?")
+    states = [(found[1], found[2] or "") for found in state.finditer(log)]
+    downs = [number for number, (name, _) in enumerate(states) if name == "down"]
+    counters = read_log(log.splitlines()).counters
+    return Outage(
+        down=states[downs[0]][1] if downs else "",
+        is_back=bool(downs) and states[-1][0] == "up",
+        counted=[
+            series for series in counters.split() if "_failures{" in series and f'tier="{tier}"' in series
+        ],
+    )
+
+
+def outage_faults(outage: Outage) -> list[str]:
+    """What a tier's absence did not show; empty if all is well."""
+    found = []
+    if not outage.down:
+        found.append("the log does not say that the tier is down, and why")
+    if not outage.is_back:
+        found.append("the log does not say that the tier is up again")
+    if not any(series.startswith("lookup_failures") for series in outage.counted):
+        found.append("no failed lookup was counted")
+    return [f"Redis, killed: {fault}" for fault in found]
+
+
+def outage_lines(outage: Outage) -> list[str]:
+    """The same, for people."""
+    return [f"down: {outage.down}", *outage.counted, *(["up again"] if outage.is_back else [])]
 
 
 HEADINGS = ("prompt", "served from", "tokens cached", "KV", "first token", "faster", "output", "answer")
@@ -90,7 +161,7 @@ def table(rows: Sequence[Row], token_bytes: int) -> str:
 
 
 def _cells(row: Row, token_bytes: int) -> tuple[str, ...]:
-    answer, is_first = row.answer, row.source is Source.COMPUTED
+    answer, is_first = row.answer, row.answer is row.first
     tiers = ", ".join(f"{name} {count:,}" for name, count in answer.by_tier.items() if count)
     cached = f"{answer.cached_tokens:,} of {answer.prompt_tokens:,}"
     return (

@@ -1,4 +1,4 @@
-"""What the demonstration asks: a prompt of five tokens, and a document of about three thousand."""
+"""What the demonstration asks: a prompt of five tokens, a document of about three thousand, shorter ones."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ _WORK = (
 _SHIPS = ("a schooner with timber", "two fishing boats", "the mail steamer", "no ship at all", "a grey tug")
 
 
-def document(num_entries: int) -> str:
-    """A lighthouse keeper's log and a sentence that its first line completes; 54 tokens an entry."""
+def document(num_entries: int, title: str = f"Log of the lighthouse at Cape {DOCUMENT_ANSWER}") -> str:
+    """A lighthouse keeper's log and a sentence that its first line completes; 54 tokens an entry.
+
+    Titles that differ in their first word make documents that share nothing.
+    """
     entries = [_entry(day) for day in range(1, num_entries + 1)]
-    return (
-        "Log of the lighthouse at Cape Rowan.\n\n"
-        + "\n".join(entries)
-        + "\n\nThat was the log of the lighthouse at Cape"
-    )
+    return f"{title}.\n\n" + "\n".join(entries) + "\n\nThat was the log of the lighthouse at Cape"
 
 
 def _entry(day: int) -> str:

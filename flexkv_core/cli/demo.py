@@ -1,7 +1,9 @@
-"""``flexkv demo``: the real SGLang on this machine, serving through a CPU -> SSD chain.
+"""``flexkv demo``: the real SGLang on this machine, serving through a CPU -> SSD -> Redis chain.
 
-Asks two prompts three times: computed, then out of the CPU tier after the device was flushed, then
-out of the SSD tier after the server was restarted.  Every row of the table it prints is checked.
+Asks prompts again and again: computed; out of the CPU tier after the device was flushed; out of the
+SSD tier after the server was restarted; out of Redis by another server; computed, because Redis was
+killed; and out of Redis again.  Every row of the table it prints is checked.  Without
+``redis-server`` the chain ends at the SSD tier.
 """
 
 from __future__ import annotations
@@ -13,39 +15,25 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import nullcontext
 from pathlib import Path
 
 from flexkv_core.errors import EngineError
 
 from ._demo_model import is_complete, token_bytes
-from ._demo_report import Row, Source, faults, table
-from ._demo_text import DOCUMENT_ANSWER, SHORT_ANSWER, SHORT_PROMPT, WARM_UP, document
-from ._process import CPU_ENVIRONMENT, CPU_FLAGS, ServerProcess
+from ._demo_redis import HOW_TO_GET, RedisProcess, program
+from ._demo_report import faults, outage_faults, outage_lines, table
+from ._demo_story import BLOCK_TOKENS, Story, local_prompts, remote_prompts
 from ._progress import Progress
-from ._serving import Answer
-from .verify import page_tokens
 
-CHAIN = """\
-version: 1
-block_tokens: 64
-tiers:                          # fast to slow
-  - name: host
-    driver: cpu
-    options: {{capacity: 512MiB}}
-  - name: disk
-    driver: ssd
-    options: {{path: {path}, capacity: 1GiB}}
-"""
 MORAL = """\
 Each prompt was computed once. Its KV then came back from the CPU tier, after the device had been emptied,
 and from the SSD tier, after the server had been restarted. The tokens of the answers are the same.
 """
-NEW_TOKENS = 16
-REQUEST_TIMEOUT_S = 600.0
+REMOTE_MORAL = """\
+A server that had never seen the document got its KV from Redis. While Redis was dead its prompts were
+computed, and the answers stayed the same; once Redis was back, so were the hits.
+"""
 DEFAULT_ENTRIES = 57
 
 
@@ -66,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if every row is as it should be; 1 if one is not; 2 if it could not be run.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as from the keyboard: the server goes first
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as from the keyboard: the servers go first
     progress = Progress()
     args.work.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=args.work.resolve()))
@@ -85,29 +73,40 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, folder: Path, progress: Progress) -> int:
-    chain = folder / "chain.yaml"
-    chain.write_text(CHAIN.format(path=folder / "ssd"))
-    progress.say("The chain, as it is written in YAML:\n")
-    progress.say("".join(f"    {line}\n" for line in chain.read_text().splitlines()))
+    command = program()
+    redis = None if command is None else RedisProcess(command, folder / "redis", progress.tick)
     model = args.model_path or _smollm2(args.work, progress)
-    story = Story(model, chain, folder, progress, shlex.split(args.server_args))
-    is_ours = args.model_path is None
-    story.prompts = [
-        Prompt(SHORT_PROMPT, f'"{SHORT_PROMPT}"', must_contain=SHORT_ANSWER if is_ours else ""),
-        Prompt(
-            document(args.entries),
-            f"a log of {args.entries} days",
-            must_contain=DOCUMENT_ANSWER if is_ours else "",
-            must_be_faster=is_ours,
-        ),
-    ]
-    story.tell()
-    progress.say(f"\n{table(story.rows, token_bytes(model))}\n")
-    wrong = [fault for row in story.rows for fault in faults(row, story.page)]
+    story = Story(
+        model,
+        folder,
+        progress,
+        local_prompts(args.entries, is_our_model=args.model_path is None),
+        redis=redis,
+        further=remote_prompts(args.entries) if redis is not None else (),
+        server_args=shlex.split(args.server_args),
+    )
+    progress.say("The chain, as it is written in YAML:\n")
+    chain = story.chain_file("chain.yaml", "ssd")
+    progress.say("".join(f"    {line}\n" for line in chain.read_text().splitlines()))
+    if redis is None:
+        progress.say(f"The part with Redis is left out: {HOW_TO_GET}.\n")
+    with redis or nullcontext():
+        story.tell()
+    return _judge(story, progress)
+
+
+def _judge(story: Story, progress: Progress) -> int:
+    """Show what was found; 1 if any of it is not as it should be."""
+    progress.say(f"\n{table(story.rows, token_bytes(story.model))}\n")
+    wrong = [fault for row in story.rows for fault in faults(row, story.page, BLOCK_TOKENS)]
+    if story.outage is not None:
+        progress.say("While Redis was away, the server's log and its counters said:\n")
+        progress.say("".join(f"    {line}\n" for line in outage_lines(story.outage)))
+        wrong += outage_faults(story.outage)
     for fault in wrong:
         progress.say(f"WRONG: {fault}")
     if not wrong:
-        progress.say(MORAL)
+        progress.say(MORAL + (REMOTE_MORAL if story.outage is not None else ""))
     return 1 if wrong else 0
 
 
@@ -125,84 +124,3 @@ def _smollm2(work: Path, progress: Progress) -> Path:
         said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise EngineError(f"the model could not be unpacked: {said[-1]}")
     return folder
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A question, its name in the table, and what its answers must show."""
-
-    text: str
-    name: str
-    must_contain: str = ""
-    must_be_faster: bool = False
-
-
-@dataclass
-class Story:
-    """The demonstration: two servers, one after the other, over one chain.
-
-    Attributes:
-        rows: What has been asked so far, in order.
-        page: The engine's page size.
-    """
-
-    model: Path
-    chain: Path
-    folder: Path
-    progress: Progress
-    server_args: Sequence[str] = ()
-    prompts: Sequence[Prompt] = ()
-    rows: list[Row] = field(default_factory=list)
-    page: int = 1
-    _computed: dict[str, Answer] = field(default_factory=dict)
-
-    def tell(self) -> None:
-        """Compute, come back from the CPU tier, restart, come back from the SSD tier.
-
-        Raises:
-            EngineError: a server could not be started, or did not answer.
-        """
-        with self._serving("first") as server:
-            for source in (Source.COMPUTED, Source.HOST):
-                self._ask_all(server, source)
-        with self._serving("second") as server:
-            self._ask_all(server, Source.STORAGE)
-        self.rows.sort(key=lambda row: [prompt.name for prompt in self.prompts].index(row.prompt))
-
-    @contextmanager
-    def _serving(self, name: str) -> Iterator[ServerProcess]:
-        """A server that has answered once; whatever happens, it is gone at the end."""
-        server = self._process(name)
-        try:
-            with self.progress.step(f"starting the {name} SGLang server"):
-                server.start()
-            self.page = page_tokens(server.client.server_info())
-            self.progress.call("warming it up", lambda: server.client.generate(WARM_UP, 4))
-            yield server
-            with self.progress.step("stopping it"):
-                server.stop()
-        finally:
-            server.kill()
-
-    def _process(self, name: str) -> ServerProcess:
-        flags = ["--model-path", str(self.model), *CPU_FLAGS]
-        flags += ["--max-total-tokens", "8192", "--max-running-requests", "4"]
-        flags += ["--radix-cache-backend", "flexkv", "--flexkv-config-file", str(self.chain)]
-        return ServerProcess(
-            [*flags, *self.server_args],
-            log=self.folder / f"{name}-server.log",
-            environment=CPU_ENVIRONMENT,
-            on_wait=self.progress.tick,
-            timeout_s=REQUEST_TIMEOUT_S,
-        )
-
-    def _ask_all(self, server: ServerProcess, source: Source) -> None:
-        """Ask each prompt with an empty device, so that whatever is cached came from a tier."""
-        for prompt in self.prompts:
-            server.client.flush()
-            ask = partial(server.client.generate, prompt.text, NEW_TOKENS)
-            answer = self.progress.call(f"asking {prompt.name}: {source.value}", ask)
-            first = self._computed.setdefault(prompt.name, answer)
-            self.rows.append(
-                Row(prompt.name, source, answer, first, prompt.must_contain, prompt.must_be_faster)
-            )

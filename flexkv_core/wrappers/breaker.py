@@ -16,6 +16,12 @@ from .base import WrappedTier
 DOWN = frozenset({Status.UNAVAILABLE, Status.TIMEOUT, Status.DENIED})
 """Statuses that say something about the tier, not about a block."""
 
+NEUTRAL = frozenset({Status.LIMITED})
+"""Statuses of calls that never reached the tier."""
+
+IS_DOWN = "the tier is down: "
+"""How the reason of a call begins that was not let through."""
+
 StateChanged = Callable[[str, str], None]
 """Called with the new state (``up``, ``down``, ``probing``) and the reason."""
 
@@ -74,7 +80,7 @@ class BreakerTier(WrappedTier):
 
     def _guarded(self, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
         if self._limit and not self._may_pass():
-            reason = f"the tier is down: {self._reason}"
+            reason = f"{IS_DOWN}{self._reason}"
             return [failed(Status.UNAVAILABLE, reason, BufferState.UNTOUCHED)] * count
         try:
             outcomes = run()
@@ -82,7 +88,10 @@ class BreakerTier(WrappedTier):
             if self._limit:  # or a probe that broke would be under way for ever
                 self._note(is_down=True, reason=repr(exc))
             raise
-        if self._limit and outcomes:
+        if self._limit and outcomes and all(outcome.status in NEUTRAL for outcome in outcomes):
+            with self._lock:
+                self._is_probing = False  # nothing was learnt: the next call may find out
+        elif self._limit and outcomes:
             bad = next((outcome for outcome in outcomes if outcome.status in DOWN), None)
             is_down = bad is not None and all(o.status in DOWN for o in outcomes)
             self._note(is_down=is_down, reason=bad.reason if bad is not None else "")

@@ -1,7 +1,8 @@
 """Whatever a driver raises or returns becomes one outcome per key.
 
 The only place where a driver's exceptions are caught.  A ``TierError`` has its status from its
-class; anything else is a bug of the driver: logged with its trace, once in a while, and counted.
+class, and is named in the log by the meter; anything else is a bug of the driver: logged here with its
+trace, once in a while, and counted.
 """
 
 from __future__ import annotations
@@ -65,12 +66,11 @@ class GuardedTier(WrappedTier):
             outcomes = run()
         except TierError as exc:
             status = next((s for kind, s in _STATUS_OF if isinstance(exc, kind)), Status.INVALID)
-            self._log(operation, count, status, str(exc), trace=False)
             return [failed(status, str(exc))] * count
         except Exception as exc:  # noqa: BLE001 - a foreign driver may raise anything; it must not reach the engine
             reason = f"{type(exc).__name__}: {exc}"
             self._metrics.count("driver_bugs", tier=self._name, operation=operation)
-            self._log(operation, count, Status.UNAVAILABLE, reason, trace=True)
+            self._log_bug(operation, count, reason, trace=True)
             return [failed(Status.UNAVAILABLE, reason, BufferState.UNTOUCHED)] * count
         if (
             isinstance(outcomes, list)
@@ -80,20 +80,19 @@ class GuardedTier(WrappedTier):
             return outcomes
         self._metrics.count("driver_bugs", tier=self._name, operation=operation)
         reason = f"the driver returned nonsense: {type(outcomes).__name__} for {count} keys"
-        self._log(operation, count, Status.INVALID, reason, trace=False)
+        self._log_bug(operation, count, reason, trace=False)
         return [failed(Status.INVALID, reason)] * count
 
-    def _log(self, operation: str, count: int, status: Status, reason: str, *, trace: bool) -> None:
+    def _log_bug(self, operation: str, count: int, reason: str, *, trace: bool) -> None:
         now = time.monotonic()
         if now - self._last_log < _LOG_EVERY_S:
             return
         self._last_log = now
         logger.warning(
-            "[FlexKV] tier %s: %s of %d blocks failed (%s): %s",
+            "[FlexKV] tier %s: a fault of the driver in %s of %d blocks: %s",
             self._name,
             operation,
             count,
-            status.value,
             reason,
             exc_info=trace,
         )

@@ -1,15 +1,26 @@
-"""Counts calls, blocks and bytes by tier, operation and status, and how long calls take."""
+"""Counts calls, blocks and bytes by tier, operation and status, and names in the log what failed.
+
+Threads: any.  Two that fail in the same way at the same moment may both write their line.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ..keys import BlockKey
 from ..metrics import Metrics
-from ..tier import Outcome, Tier
+from ..tier import Outcome, Status, Tier
 from .base import WrappedTier
+from .breaker import IS_DOWN, NEUTRAL
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_S = 10.0
+"""A tier fails at every request: one line in so many seconds for each operation and status."""
+_SILENT = {Status.OK, Status.MISS, *NEUTRAL}
 
 
 class MeteredTier(WrappedTier):
@@ -19,6 +30,7 @@ class MeteredTier(WrappedTier):
         super().__init__(inner)
         self._name = name
         self._metrics = metrics
+        self._logged: dict[tuple[str, Status], float] = {}
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         return self._metered("lookup", lambda: self.inner.lookup(keys))
@@ -42,4 +54,28 @@ class MeteredTier(WrappedTier):
         moved = sum(outcome.num_bytes for outcome in outcomes if outcome.is_ok)
         if moved and operation != "lookup":
             self._metrics.count("tier_bytes", moved, tier=self._name, operation=operation)
+        if any(outcome.status not in _SILENT for outcome in outcomes):
+            self._name_failures(operation, outcomes)
         return outcomes
+
+    def _name_failures(self, operation: str, outcomes: Sequence[Outcome]) -> None:
+        """One line for each kind of failure, with the first block's reason; what was not tried needs none."""
+        kinds = Counter(outcome.status for outcome in outcomes)
+        for status in kinds.keys() - _SILENT:
+            reason = next(outcome.reason for outcome in outcomes if outcome.status is status)
+            now = time.monotonic()
+            if (
+                reason.startswith(IS_DOWN)
+                or now - self._logged.get((operation, status), -LOG_EVERY_S) < LOG_EVERY_S
+            ):
+                continue
+            self._logged[operation, status] = now
+            logger.warning(
+                "[FlexKV] tier %s: %s of %d%s blocks failed (%s): %s",
+                self._name,
+                operation,
+                kinds[status],
+                f" of {len(outcomes)}" if kinds[status] < len(outcomes) else "",
+                status.value,
+                reason,
+            )

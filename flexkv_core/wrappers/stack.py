@@ -11,7 +11,10 @@ from ..metrics import Metrics
 from ..models import TierConfig
 from ..tier import Tier
 from .breaker import BreakerTier, StateChanged
+from .codec import CodecTier
+from .encoding import Encoding
 from .guard import GuardedTier
+from .limit import LimitedTier
 from .meter import MeteredTier
 from .retry import RetriedTier
 from .verify import VerifiedTier
@@ -19,15 +22,17 @@ from .verify import VerifiedTier
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A wrapped tier, and the breaker inside it that the chain asks.
+    """A wrapped tier, and the wrappers inside it that the chain asks.
 
     Attributes:
         tier: What workers call.
         breaker: Whether the tier is up.
+        limit: What keeps it to its rates; None where it has none.
     """
 
     tier: Tier
     breaker: BreakerTier
+    limit: LimitedTier | None = None
 
 
 def wrap(
@@ -37,13 +42,43 @@ def wrap(
     metrics: Metrics,
     on_change: StateChanged,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    num_calls: int = 1,
+    sleep: Callable[[float], object] | None = None,
 ) -> Wrapped:
     """Wrap a driver's tier as its configuration says.
 
     The breaker stands outside of the retries, so that one failed call counts once, however often it
-    was tried; the check stands inside of them, since a damaged block is not better on a second look.
+    was tried; the check stands inside of them, since a damaged block is not better on a second look.  The
+    codec stands inside of the check, which so sees the value itself, and outside of the limit, which so
+    counts what passes the wire; each further try takes its turn again.
+
+    Args:
+        tier: The driver's.
+        config: What to put round it.
+        layout: What a value's bytes mean.
+        metrics: Where to count.
+        on_change: Told when the breaker opens or closes.
+        clock: Monotonic seconds.
+        num_calls: Loads and stores at once, at most: the codec has buffers for so many.
+        sleep: How the limit waits; default: so that closing ends it.
+
+    Raises:
+        ConfigError: the codec needs a package that is not installed.
+        HostMemoryError: the codec's buffers do not fit.
     """
-    inner: Tier = VerifiedTier(GuardedTier(tier, config.name, metrics), layout)
+    inner: Tier = GuardedTier(tier, config.name, metrics)
+    limit = None
+    if config.limits.is_on:
+        limit = inner = LimitedTier(
+            inner, config.limits, name=config.name, metrics=metrics, clock=clock, sleep=sleep
+        )
+    if config.codec.is_on:
+        encoding = Encoding(config.codec, layout, where=f"tier {config.name}: codec")
+        inner = CodecTier(
+            inner, encoding, config.codec, layout, name=config.name, metrics=metrics, num_calls=num_calls
+        )
+    inner = VerifiedTier(inner, layout)
     if config.retries:
         inner = RetriedTier(inner, config.retries)
     breaker = BreakerTier(
@@ -53,4 +88,4 @@ def wrap(
         on_change=on_change,
         clock=clock,
     )
-    return Wrapped(MeteredTier(breaker, config.name, metrics), breaker)
+    return Wrapped(MeteredTier(breaker, config.name, metrics), breaker, limit)

@@ -12,6 +12,7 @@ from ..keys import BlockKey
 from ..layout import BlockLayout, round_up
 from ..tier import BufferState, Outcome, Status, Tier, failed, loaded
 from .base import WrappedTier
+from .encoding import is_encoded
 
 
 class VerifiedTier(WrappedTier):
@@ -35,6 +36,8 @@ class VerifiedTier(WrappedTier):
         try:
             header = envelope.verify(view[: outcome.num_bytes], self._layout, key)
         except envelope.BadValueError as exc:
+            if is_encoded(view):  # another instance's, which has a codec: not ours to remove
+                return failed(Status.MISS, "is encoded, and the tier has no codec", BufferState.COMPLETE)
             return failed(Status.CORRUPT, str(exc), BufferState.COMPLETE)
         return loaded(self._layout.header_bytes + header.payload_bytes)
 

@@ -94,6 +94,8 @@ OUTSIDE = {
     "pytest": {"testing"},
     "hypothesis": {"testing"},
     "redis": set(),
+    "zstandard": {"wrappers"},
+    "cryptography": {"wrappers"},
     "boto3": set(),
     "botocore": set(),
     "sglang": set(),

@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -166,6 +167,7 @@ class Proxy:
     Attributes:
         reply_limit: Bytes of replies after which both ends are closed; None for no limit.
         pace_s: Pause before each further KiB of replies; 0 for none.
+        resets: Whether the client's end is reset (RST) instead of closed in good order.
         num_connections: How many were taken.
     """
 
@@ -178,6 +180,7 @@ class Proxy:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self.reply_limit: int | None = None
         self.pace_s = 0.0
+        self.resets = False
         self.num_connections = 0
         self.num_replied = 0
         self._threads[0].start()
@@ -251,9 +254,15 @@ class Proxy:
         except OSError:
             pass
         finally:
-            for end in (near, far):
+            if self.resets:
+                near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            # A reader is woken in either case; reading off an end says nothing to the other side.
+            for end, how in (
+                (near, socket.SHUT_RD if self.resets else socket.SHUT_RDWR),
+                (far, socket.SHUT_RDWR),
+            ):
                 with suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
+                    end.shutdown(how)
                 end.close()
 
     def __enter__(self) -> Proxy:

@@ -298,6 +298,31 @@ def test_meter_counts_by_operation_and_status(tier):
     assert 'tier_call_seconds_count{operation="evict",tier="t"} 1' in metrics.render()
 
 
+def test_what_fails_is_named_once_in_one_line(tier, caplog):
+    metered = MeteredTier(GuardedTier(tier, "far", Metrics()), "far", Metrics())
+    tier.add("load", Fault(FaultKind.FAIL_KEYS, at=(1, 3), status=Status.CORRUPT))
+    tier.always("store", Fault(FaultKind.RAISE, error=TierAccessError("no rights")))
+    metered.load(KEYS, buffers())
+    for _ in range(3):
+        metered.store(KEYS, [value.view for value in VALUES])
+    metered.lookup([bytes(32)])
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2
+    assert lines[0].startswith("[FlexKV] tier far: load of 2 of 4 blocks failed (corrupt): ")
+    assert lines[1] == "[FlexKV] tier far: store of 4 blocks failed (denied): no rights"
+
+
+def test_a_tier_that_is_down_is_not_named_again_for_every_call(tier, caplog):
+    stack = wrap(
+        tier, TierConfig(name="far", driver="test", breaker_failures=1), LAYOUT, Metrics(), print
+    ).tier
+    tier.always("lookup", Fault(FaultKind.RAISE))
+    for _ in range(3):
+        stack.lookup(KEYS)
+        stack.load(KEYS, buffers())
+    assert len(caplog.records) == 1
+
+
 def test_the_stack_retries_inside_the_breaker_and_never_a_damaged_block(tier):
     config = TierConfig(name="t", driver="x", retries=2, breaker_failures=2)
     changes: list[str] = []

@@ -12,17 +12,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from http import HTTPStatus
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 
 from .seam import Seam, require_supported
+from .touched import MEDIA
 
 _HANDLE = "_flexkv_handle"
-_HEALTH_CHECK = "HEALTH_CHECK"
-"""How SGLang's own requests are named.  Source: sglang 0.5.16 to 0.5.23, constants.py."""
+_APART = "_flexkv_apart"
+_MISSING = object()
 _serials = itertools.count(1)
 
 
@@ -169,25 +171,33 @@ def request_namespace(req: Any) -> RequestNamespace:
 
     Source: sglang 0.5.23, managers/schedule_batch.py, Req.__init__.
     """
-    adapter = getattr(req, "lora_id", None) or ""
+    adapter = req.lora_id or ""
     extra = req.extra_key or ""
     if adapter and extra.endswith(adapter):
         extra = extra[: -len(adapter)]
-    return RequestNamespace(
-        adapter, extra, (getattr(req, "cache_salt", None) or "") if seam().has_salt else ""
-    )
+    return RequestNamespace(adapter, extra, (req.cache_salt or "") if seam().has_salt else "")
 
 
 def is_cacheable(req: Any) -> bool:
     """Whether a request's KV may be kept and found by its tokens.
 
-    Tokens alone must determine it: no media, no embeddings in their place (HS-18).  SGLang's own
-    health checks are left out too: they would fill tiers with one-token blocks.
+    Tokens alone must determine it: no media, no embeddings in their place (HS-18).  What is apart once
+    stays so: SGLang takes media off a request that ends.  A field that is not there cannot have been
+    looked at, and so refuses.  SGLang's own health checks are left out too: they would fill tiers with
+    one-token blocks.
     """
-    if str(req.rid).startswith(_HEALTH_CHECK):
+    if getattr(req, _APART, False):
         return False
-    fields = ("multimodal_inputs", "input_embeds", "positional_embed_overrides")
-    return all(getattr(req, name, None) is None for name in fields)
+    if all(getattr(req, name, _MISSING) is None for name in MEDIA):
+        return not str(req.rid).startswith(_health_check())
+    setattr(req, _APART, True)
+    return False
+
+
+@cache
+def _health_check() -> str:
+    """How ids of SGLang's own requests begin."""
+    return str(import_module("sglang.srt.constants").HEALTH_CHECK_RID_PREFIX)
 
 
 def request_row(req: Any) -> int:
@@ -264,7 +274,13 @@ def free_slots(tree: Any, slots: torch.Tensor) -> None:
         tree.token_to_kv_pool_allocator.free(slots)
 
 
-def insert_loaded(tree: Any, key: Any, have: int, slots: torch.Tensor) -> tuple[Any, torch.Tensor] | None:
+def insert_loaded(
+    tree: Any,
+    key: Any,
+    have: int,
+    slots: torch.Tensor,
+    free: Callable[[torch.Tensor], None] | None = None,
+) -> tuple[Any, torch.Tensor] | None:
     """Put loaded slots into the tree by its own insert path; they belong to the tree afterwards (HS-44).
 
     Tokens that another request has brought in the meantime are not doubled: their loaded slots are freed.
@@ -274,20 +290,22 @@ def insert_loaded(tree: Any, key: Any, have: int, slots: torch.Tensor) -> tuple[
         key: SGLang's key whose first ``have + len(slots)`` tokens are meant.
         have: Tokens before the first loaded one; a multiple of the page.
         slots: 1-D int64 on the device; whole pages.
+        free: Takes back slots that the tree does not need; default: the allocator, at once.
 
     Returns:
         The node that ends at ``have + len(slots)`` and the slots from ``have`` on *as the tree has them*;
         or None if the tokens before ``have`` are no longer there, and then all slots were freed.
     """
+    free = free or partial(free_slots, tree)
     end = have + len(slots)
     key = key[:end]
     found = types().RadixCache.match_prefix(tree, types().MatchPrefixParams(key=key))
     there = match_device_len(found)
     node = found.last_device_node
     if there < have:
-        free_slots(tree, slots)
+        free(slots)
         return None
-    free_slots(tree, slots[: there - have])
+    free(slots[: there - have])
     if there < end:
         value = torch.cat([path_slots(tree, node), slots[there - have :]])
         params = types().InsertParams(key=key, value=value, priority=max(node.priority, 0))
@@ -303,10 +321,40 @@ def forward_stream(ctx: Any) -> Any:
 
     Source: sglang 0.5.16 to 0.5.23, model_executor/model_runner.py; managers/scheduler.py.
     """
-    stream = getattr(getattr(ctx.tp_worker, "model_runner", None), "forward_stream", None)
+    stream = ctx.tp_worker.model_runner.forward_stream if ctx.tp_worker is not None else None
     return stream if hasattr(stream, "synchronize") else None
 
 
 def kv_pool(ctx: Any) -> Any:
     """The device's KV pool."""
     return ctx.params.token_to_kv_pool_allocator.get_kvcache()
+
+
+# --- a pass whose KV was not there -------------------------------------------------------------
+
+
+def abort_request(scheduler: Any, req: Any, message: str) -> bool:
+    """End a request whose last pass cannot be trusted, as SGLang ends one whose own load has failed.
+
+    Nothing of it goes into the tree, and its client gets status 503.  Between a pass and its results.
+
+    Returns:
+        Whether it was still to be ended.
+
+    Source: sglang 0.5.23, mem_cache/unified_radix_cache.py, finish_external_linker_loads;
+    managers/scheduler.py, run_batch; before 0.5.22 there is only ``to_finish``.
+    """
+    req.skip_radix_cache_insert = True
+    if req.finished() or isinstance(req.to_finish, _abort_type()):
+        return False
+    reason = req.to_finish = _abort_type()(message, HTTPStatus.SERVICE_UNAVAILABLE)
+    if hasattr(req, "discard_output_reason"):
+        req.discard_output_reason = reason
+    if scheduler.chunked_req is req:
+        scheduler._pending_chunked_abort_req = req
+    return True
+
+
+@cache
+def _abort_type() -> Any:
+    return import_module("sglang.srt.managers.schedule_batch").FINISH_ABORT

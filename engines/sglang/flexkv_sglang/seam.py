@@ -1,24 +1,25 @@
 """What the installed SGLang's radix-cache seam looks like: facts read off its source, never its version.
 
 SGLang changed this seam in 0.5.17, .18, .19, .20, .21 and .22.  The facts are read from the syntax
-trees of seven files, without importing one of them, so the same check serves the start of a
+trees of its files (``surface``), without importing one of them, so the same check serves the start of a
 server, ``flexkv doctor`` (which must not spend five seconds on an import) and tests over other versions.
 
-``probe`` compares them with what the adapter relies on and names each method that differs.
+``probe`` compares them with every name that the adapter touches (``touched``) and says which differ.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
 from pathlib import Path
 
 from flexkv_core import EngineError
+
+from .surface import Surface
+from .touched import BASE, BATCH, POLICY, RADIX, SCHEDULER, TOUCHED, Touched
 
 OLDEST = (0, 5, 16)
 NEWEST = (0, 5, 23)
@@ -98,141 +99,19 @@ class Seam:
         return f"SGLang {self.version}: {self.generation.value}; a load that is not ready {later}"
 
 
-@dataclass
-class _Class:
-    methods: dict[str, list[str]] = field(default_factory=dict)
-    returns: dict[str, str] = field(default_factory=dict)
-    fields: list[str] = field(default_factory=list)
-
-
-class Surface:
-    """The classes and functions of an SGLang source tree, parsed when asked for."""
-
-    def __init__(self, root: Path) -> None:
-        """``root`` is the folder of the package ``sglang``."""
-        self.root = root
-        self._classes: dict[str, dict[str, _Class]] = {}
-
-    @cached_property
-    def version(self) -> str:
-        """The version that the package states, or ``unknown``."""
-        path = self.root / "_version.py"
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        found = re.search(r"^__version__\s*=.*?['\"]([^'\"]+)['\"]", text, re.MULTILINE)
-        return found.group(1) if found else "unknown"
-
-    def text(self, file: str) -> str:
-        """Source of ``file`` below ``srt``; empty if there is none."""
-        path = self.root / "srt" / file
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-    def of(self, file: str, name: str) -> _Class:
-        """Class ``name`` of ``file``; module-level functions are the methods of class ``""``."""
-        if file not in self._classes:
-            self._classes[file] = dict(_classes(ast.parse(self.text(file))))
-        return self._classes[file].get(name, _Class())
-
-
-def _classes(tree: ast.Module) -> Iterator[tuple[str, _Class]]:
-    module = _Class()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef):
-            yield node.name, _class_of(node.body)
-        elif isinstance(node, ast.FunctionDef):
-            _add_method(module, node)
-    yield "", module
-
-
-def _class_of(body: Sequence[ast.stmt]) -> _Class:
-    found = _Class()
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            _add_method(found, node)
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found.fields.append(node.target.id)
-    return found
-
-
-def _add_method(found: _Class, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    args = node.args
-    names = [a.arg for a in [*args.posonlyargs, *args.args, *args.kwonlyargs] if a.arg not in ("self", "cls")]
-    if args.kwarg:
-        names.append("**")
-    found.methods[node.name] = names
-    found.returns[node.name] = ast.unparse(node.returns) if node.returns else ""
-
-
-RADIX = "mem_cache/radix_cache.py"
-BASE = "mem_cache/base_prefix_cache.py"
-REGISTRY = "mem_cache/registry.py"
-HOOKS = "plugins/hook_registry.py"
-SCHEDULER = "managers/scheduler.py"
-POLICY = "managers/schedule_policy.py"
-BATCH = "managers/schedule_batch.py"
-WEIGHTS = "managers/scheduler_components/weight_updater.py"
-ARGS = "server_args.py"
-
-_METHODS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
-    (RADIX, "RadixCache", "__init__", ("params",)),
-    (RADIX, "RadixCache", "reset", ()),
-    (RADIX, "RadixCache", "match_prefix", ("params",)),
-    (RADIX, "RadixCache", "insert", ("params",)),
-    (RADIX, "RadixCache", "evict", ("params",)),
-    (RADIX, "RadixCache", "inc_lock_ref", ("node",)),
-    (RADIX, "RadixCache", "dec_lock_ref", ("node", "params")),
-    (RADIX, "RadixCache", "protected_size", ()),
-    (RADIX, "RadixCache", "evictable_size", ()),
-    (RADIX, "RadixKey", "__init__", ("token_ids", "extra_key", "is_bigram", "limit")),
-    (RADIX, "RadixKey", "raw_token_ids", ()),
-    (RADIX, "RadixKey", "page_aligned", ("page_size",)),
-    (BASE, "BasePrefixCache", "init_load_back", ("params",)),
-    (BASE, "BasePrefixCache", "check_hicache_events", ()),
-    (REGISTRY, "", "register_radix_cache_backend", ("name", "factory")),
-    (REGISTRY, "", "registered_radix_cache_backends", ()),
-    (REGISTRY, "", "get_radix_cache_factory", ("name",)),
-    (HOOKS, "HookRegistry", "register", ("target", "hook", "hook_type")),
-    (HOOKS, "HookRegistry", "apply_hooks", ()),
-    (SCHEDULER, "Scheduler", "flush_cache", ("empty_cache",)),
-    (SCHEDULER, "Scheduler", "is_fully_idle", ()),
-    (POLICY, "PrefillAdder", "add_one_req", ("req",)),
-    (WEIGHTS, "SchedulerWeightUpdaterManager", "update_weights_from_disk", ("recv_req",)),
-    (WEIGHTS, "SchedulerWeightUpdaterManager", "update_weights_from_distributed", ("recv_req",)),
-    (WEIGHTS, "SchedulerWeightUpdaterManager", "update_weights_from_tensor", ("recv_req",)),
-    (WEIGHTS, "SchedulerWeightUpdaterManager", "update_weights_from_ipc", ("recv_req",)),
-    (WEIGHTS, "SchedulerWeightUpdaterManager", "release_memory_occupation", ("recv_req",)),
-    (ARGS, "ServerArgs", "__post_init__", ()),
-)
-_FIELDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    (BASE, "MatchPrefixParams", ("key", "req")),
-    (BASE, "InsertParams", ("key", "value", "priority")),
-    (BASE, "InitLoadBackParams", ("best_match_node", "host_hit_length", "req")),
-    (BASE, "EvictParams", ("num_tokens",)),
-    (BASE, "EvictResult", ("num_tokens_evicted",)),
-    (BASE, "MatchResult", ("last_device_node", "last_host_node", "best_match_node", "host_hit_length")),
+_FACTS_AGREE: tuple[tuple[str, Callable[[Seam, Surface], bool], str], ...] = (
     (
-        REGISTRY,
-        "TreeCacheBuildContext",
-        (
-            "server_args",
-            "params",
-            "is_hybrid_swa",
-            "is_hybrid_ssm",
-            "is_dsa",
-            "tp_worker",
-            "model_config",
-            "tp_size",
-            "tp_rank",
-        ),
+        "Req.cache_salt",
+        lambda seam, surface: seam.has_salt == surface.of(BATCH, "Req").has("cache_salt"),
+        "stands in only one of Req and RadixKey: a salt would be ignored",
+    ),
+    (
+        "BasePrefixCache.init_load_back",
+        lambda seam, _: seam.load_gives_count == seam.match_gives_length,
+        "returns a count and MatchResult a tensor, or the other way round",
     ),
 )
-_BY_GENERATION: dict[Generation, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    Generation.FINISHED: (
-        ("cache_finished_req", ("req", "is_insert", "kv_len_to_handle")),
-        ("cache_unfinished_req", ("req",)),
-    ),
-    Generation.INSERT: (("insert_req", ("req", "up_to")), ("cache_unfinished_req", ("req",))),
-    Generation.CHECKPOINT: (("checkpoint", ("req", "up_to")), ("path_device_indices", ("node",))),
-}
+"""What must go together, for the adapter to know a version."""
 
 
 def installed_root() -> Path | None:
@@ -284,17 +163,16 @@ def probe(root: Path | Surface | None = None) -> list[Finding]:
         surface = _surface(root)
     except EngineError as exc:
         return [Finding("sglang", str(exc))]
-    findings = [*_version_findings(surface.version), *_method_findings(surface), *_field_findings(surface)]
+    findings = _version_findings(surface.version)
     try:
         seam = read_seam(surface)
     except EngineError as exc:
         return [*findings, Finding("RadixCache", str(exc))]
-    radix = surface.of(RADIX, "RadixCache").methods
-    for name, params in _BY_GENERATION[seam.generation]:
-        findings += _compare(f"RadixCache.{name}", radix.get(name), params)
-    if not seam.match_gives_length and "device_indices" not in surface.of(BASE, "MatchResult").fields:
-        findings.append(Finding("MatchResult", "has neither device_prefix_len nor device_indices"))
-    if seam.tick.rsplit(".", 1)[1] not in surface.of(SCHEDULER, "Scheduler").methods:
+    for touched in TOUCHED:
+        if touched.when(seam):
+            findings += _compare(touched, surface)
+    findings += [Finding(where, what) for where, agrees, what in _FACTS_AGREE if not agrees(seam, surface)]
+    if not surface.of(SCHEDULER, "Scheduler").has(seam.tick.rsplit(".", 1)[1]):
         findings.append(Finding("Scheduler", "has no method that calls check_hicache_events"))
     return findings
 
@@ -345,31 +223,13 @@ def _version_findings(version: str) -> list[Finding]:
     return [Finding("version", f"{version} is outside {SUPPORTED}")]
 
 
-def _method_findings(surface: Surface) -> list[Finding]:
-    return [
-        finding
-        for file, owner, name, params in _METHODS
-        for finding in _compare(
-            f"{owner}.{name}" if owner else f"{file}: {name}",
-            surface.of(file, owner).methods.get(name),
-            params,
-        )
-    ]
-
-
-def _field_findings(surface: Surface) -> list[Finding]:
-    return [
-        Finding(f"{owner}.{name}", "is missing")
-        for file, owner, names in _FIELDS
-        for name in names
-        if name not in surface.of(file, owner).fields
-    ]
-
-
-def _compare(where: str, found: list[str] | None, needed: tuple[str, ...]) -> list[Finding]:
-    if found is None:
-        return [Finding(where, "is missing")]
-    missing = [name for name in needed if name not in found]
+def _compare(touched: Touched, surface: Surface) -> list[Finding]:
+    names = surface.of(touched.file, touched.owner)
+    if not names.has(touched.name):
+        is_elsewhere = touched.elsewhere and surface.of(*touched.elsewhere).has(touched.name)
+        return [] if is_elsewhere or touched.without else [Finding(touched.label, "is missing")]
+    takes = names.methods.get(touched.name, [])
+    missing = [name for name in touched.params or () if name not in takes]
     if not missing:
         return []
-    return [Finding(where, f"takes ({', '.join(found)}), needs {', '.join(missing)}")]
+    return [Finding(touched.label, f"takes ({', '.join(takes)}), needs {', '.join(missing)}")]

@@ -6,14 +6,18 @@ behaviour is checked in a process of its own for each version.
 
 from __future__ import annotations
 
+import ast
+import copy
 import shutil
 from pathlib import Path
 
 import pytest
 
 from flexkv_core import EngineError
-from flexkv_sglang import seam
+from flexkv_sglang import seam, touched
 from flexkv_sglang.seam import Generation
+from flexkv_sglang.surface import Surface
+from flexkv_sglang.touched import MEDIA, TOUCHED, Touched
 from tests.engines.sglang.versions import TREES, run, run_raw
 
 pytestmark = pytest.mark.skipif(not TREES, reason="sglang is not installed (make setup)")
@@ -78,8 +82,10 @@ def doctored(tmp_path: Path):
     def doctor(file: str, old: str, new: str, version: str | None = None) -> Path:
         source = TREES[version or next(iter(TREES))] / "sglang"
         root = tmp_path / "sglang"
-        names = {getattr(seam, n) for n in ("RADIX", "BASE", "REGISTRY", "HOOKS", "SCHEDULER", "POLICY")}
-        for name in ["../_version.py", seam.BATCH, seam.WEIGHTS, seam.ARGS, *names]:
+        names = {one.file for one in TOUCHED} | {one.elsewhere[0] for one in TOUCHED if one.elsewhere}
+        for name in ["../_version.py", *sorted(names)]:
+            if not (source / "srt" / name).is_file():
+                continue
             target = root / "srt" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / "srt" / name, target)
@@ -96,44 +102,44 @@ def doctored(tmp_path: Path):
     ("file", "old", "new", "named"),
     [
         (
-            seam.RADIX,
+            touched.RADIX,
             "def insert(self, params",
             "def insert_all(self, params",
             "RadixCache.insert: is missing",
         ),
         (
-            seam.RADIX,
+            touched.RADIX,
             "def evict(self, params",
             "def evict(self, how",
             "RadixCache.evict: takes (how), needs params",
         ),
         (
-            seam.RADIX,
+            touched.RADIX,
             "def checkpoint(self, req: Req, *, up_to",
             "def checkpoint(self, req: Req, *, to",
             "RadixCache.checkpoint: takes (req, to), needs up_to",
         ),
         (
-            seam.BASE,
+            touched.BASE,
             "    host_hit_length: int",
             "    hit_length: int",
             "MatchResult.host_hit_length: is missing",
         ),
-        (seam.SCHEDULER, "def flush_cache(", "def flush(", "Scheduler.flush_cache: is missing"),
+        (touched.SCHEDULER, "def flush_cache(", "def flush(", "Scheduler.flush_cache: is missing"),
         (
-            seam.SCHEDULER,
+            touched.SCHEDULER,
             "def _process_hicache_events(",
             "def _events(",
             "Scheduler: has no method that calls",
         ),
         (
-            seam.REGISTRY,
+            touched.REGISTRY,
             "def register_radix_cache_backend(name",
             "def register_radix_cache_backend(label",
             "register_radix_cache_backend: takes (label, factory), needs name",
         ),
         (
-            seam.WEIGHTS,
+            touched.WEIGHTS,
             "def update_weights_from_ipc",
             "def update_from_ipc",
             "SchedulerWeightUpdaterManager.update_weights_from_ipc: is missing",
@@ -160,8 +166,130 @@ def test_the_probe_names_what_differs(doctored, file: str, old: str, new: str, n
 def test_a_tree_with_no_known_way_to_hand_over_kv(doctored) -> None:
     if next(iter(TREES)) not in ("0.5.22", "0.5.23"):
         pytest.skip("written against the newest seam")
-    root = doctored(seam.RADIX, "def checkpoint(", "def keep(")
+    root = doctored(touched.RADIX, "def checkpoint(", "def keep(")
     assert any("checkpoint, insert_req or cache_finished_req" in str(f) for f in seam.probe(root))
+
+
+# ---- every name that is touched, in every version that is here -----------------------------------
+
+
+@pytest.fixture(scope="module")
+def surfaces() -> dict[str, Surface]:
+    """Each version, parsed once."""
+    return {version: Surface(folder / "sglang") for version, folder in TREES.items()}
+
+
+class Without(Surface):
+    """A version that lacks one name, or one parameter of it."""
+
+    def __init__(self, surface: Surface, gone: Touched, param: str = "") -> None:
+        super().__init__(surface.root)
+        self._surface, self._gone, self._param = surface, gone, param
+
+    def of(self, file: str, name: str):
+        found = self._surface.of(file, name)
+        if (file, name) not in ((self._gone.file, self._gone.owner), self._gone.elsewhere):
+            return found
+        found = copy.deepcopy(found)
+        if self._param:
+            found.methods[self._gone.name].remove(self._param)
+            return found
+        found.methods.pop(self._gone.name, None)
+        found.returns.pop(self._gone.name, None)
+        found.attributes.discard(self._gone.name)
+        found.fields = [one for one in found.fields if one != self._gone.name]
+        return found
+
+
+@pytest.mark.parametrize("version", TREES)
+def test_each_name_that_is_gone_is_named(surfaces: dict[str, Surface], version: str) -> None:
+    facts = seam.read_seam(surfaces[version])
+    needed = [one for one in TOUCHED if one.when(facts)]
+    assert len(needed) > 100
+    for one in needed:
+        found = [str(finding) for finding in seam.probe(Without(surfaces[version], one))]
+        if one.without:
+            assert found == [], one
+        else:
+            assert any(one.name in line for line in found), f"{one.label} was not missed: {found}"
+
+
+@pytest.mark.parametrize("version", TREES)
+def test_each_parameter_that_is_gone_is_named(surfaces: dict[str, Surface], version: str) -> None:
+    facts = seam.read_seam(surfaces[version])
+    for one in TOUCHED:
+        for param in one.params or () if one.when(facts) else ():
+            found = [str(finding) for finding in seam.probe(Without(surfaces[version], one, param))]
+            assert any(one.label in line and param in line for line in found), (one, param, found)
+
+
+@pytest.mark.parametrize("version", TREES)
+def test_a_salt_is_never_ignored(surfaces: dict[str, Surface], version: str) -> None:
+    """Were it gone from the key alone, requests of two tenants would look the same."""
+    if not seam.read_seam(surfaces[version]).has_salt:
+        pytest.skip("this version has no salt")
+    key = next(one for one in TOUCHED if one.label == "RadixKey.__init__")
+    found = [str(finding) for finding in seam.probe(Without(surfaces[version], key, "cache_salt"))]
+    assert any("a salt would be ignored" in line for line in found)
+
+
+def test_media_is_refused_where_it_cannot_be_looked_at() -> None:
+    labels = {one.label for one in TOUCHED if not one.without}
+    assert {f"Req.{name}" for name in MEDIA} <= labels
+
+
+ADAPTER = Path(seam.__file__).parent
+NOT_SGLANGS = ("self", "cls", "_watched", "_state", "result", "config")
+"""Whose private names may be used: our own, a named tuple's, a transformers configuration's."""
+
+OWNERS = {
+    "req": ("Req", "_flexkv_handle", "_flexkv_apart"),
+    "ctx": ("TreeCacheBuildContext",),
+    "tree": ("RadixCache",),
+    "node": ("TreeNode",),
+    "allocator": ("BaseTokenToKVPoolAllocator",),
+    "pool": ("KVCache", "get_kv_size_bytes", "kv_cache_layout"),
+    "scheduler": ("Scheduler",),
+}
+"""What the adapter calls SGLang's objects, and of which class they are."""
+
+
+def _attributes(module: Path):
+    """``(variable, attribute)`` of every access, ``getattr`` with a name included."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Attribute):
+            base = node.value
+            last = (
+                base.id
+                if isinstance(base, ast.Name)
+                else base.attr
+                if isinstance(base, ast.Attribute)
+                else ""
+            )
+            yield last, node.attr
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+            of, name = node.args[0], node.args[1]
+            if isinstance(of, ast.Name) and isinstance(name, ast.Constant):
+                yield of.id, name.value
+
+
+def test_whatever_the_adapter_touches_is_in_the_table() -> None:
+    names = {one.name for one in TOUCHED}
+    of_class = {
+        variable: {one.name for one in TOUCHED if one.owner == owner} | set(more)
+        for variable, (owner, *more) in OWNERS.items()
+    }
+    unknown = []
+    for module in sorted(ADAPTER.glob("*.py")):
+        if module.name in ("seam.py", "surface.py", "touched.py"):  # they speak of syntax trees
+            continue
+        for variable, name in _attributes(module):
+            is_private = name.startswith("_") and not name.startswith("__")
+            if is_private and variable not in NOT_SGLANGS and name not in names:
+                unknown.append(f"{module.name}: {variable}.{name}")
+            if variable in of_class and not name.startswith("__") and name not in of_class[variable]:
+                unknown.append(f"{module.name}: {variable}.{name}")
+    assert unknown == []
 
 
 def test_without_sglang(monkeypatch: pytest.MonkeyPatch) -> None:

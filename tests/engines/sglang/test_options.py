@@ -8,6 +8,8 @@ import pytest
 
 from flexkv_core import EngineError
 from flexkv_sglang import options
+from flexkv_sglang.surface import Surface
+from tests.engines.sglang.versions import TREES
 
 EXCLUDED = {
     "disable_radix_cache": True,
@@ -36,12 +38,29 @@ EXCLUDED = {
 }
 
 
+SINCE = {"enable_unified_cache_external_linker": 20, "enable_kv_cache_sharding": 22, "attn_dp_size": 22}
+"""Patch releases of 0.5 that brought an option; all others stand in every version."""
+
+
 def arguments(**fields: object) -> SimpleNamespace:
     return SimpleNamespace(**{"enable_flexkv": True, "radix_cache_backend": None, **fields})
 
 
 def test_the_table_is_covered() -> None:
     assert {rule.field for rule in options.RULES} == set(EXCLUDED)
+
+
+@pytest.mark.parametrize("version", TREES)
+def test_the_table_speaks_of_options_that_exist(version: str) -> None:
+    """One that SGLang has renamed would exclude nothing any more."""
+    surface = Surface(TREES[version] / "sglang")
+    groups = sorted((surface.root / "srt" / "arg_groups" / "fields").glob("*.py"))
+    files = ["server_args.py", *(f"arg_groups/fields/{file.name}" for file in groups)]
+    fields = {
+        name for file in files for owner in surface.owners(file) for name in surface.of(file, owner).fields
+    }
+    unknown = {rule.field for rule in options.RULES} - fields
+    assert unknown == {name for name, since in SINCE.items() if int(version.split(".")[2]) < since}
 
 
 @pytest.mark.parametrize("field", EXCLUDED)

@@ -16,6 +16,8 @@ pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installe
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from flexkv_sglang import compat
+from flexkv_sglang.touched import MEDIA
 from tests.support.sglang_world import SglangWorld, cpu, ssd, world
 
 PAGES = [1, 16]
@@ -197,7 +199,7 @@ def test_a_salt_may_be_required(tmp_path: Path) -> None:
             assert w.flush()
 
 
-@pytest.mark.parametrize("name", ["multimodal_inputs", "input_embeds", "positional_embed_overrides"])
+@pytest.mark.parametrize("name", MEDIA)
 def test_media_is_neither_served_nor_stored(tmp_path: Path, name: str) -> None:
     """HS-18: placeholders in the token ids do not say what they stand for."""
     with world(tmp_path) as w:
@@ -213,6 +215,29 @@ def test_media_is_neither_served_nor_stored(tmp_path: Path, name: str) -> None:
         w.run(other)
         w.settle()
         assert w.count("jobs", kind="store") == stored
+
+
+@pytest.mark.parametrize("name", MEDIA)
+def test_media_that_was_taken_off_or_cannot_be_seen_is_refused(tmp_path: Path, name: str) -> None:
+    """SGLang takes media off a request that ends; a field of another name may hold anything."""
+    with world(tmp_path) as w:
+        job = w.submit(range(48))
+        setattr(job.req, name, object())
+        assert not compat.is_cacheable(job.req)
+        setattr(job.req, name, None)
+        assert not compat.is_cacheable(job.req)
+        w.abort(job)
+        other = w.submit(range(48))
+        assert compat.is_cacheable(other.req)
+        delattr(other.req, name)
+        assert not compat.is_cacheable(other.req)
+        w.abort(other)
+
+
+def test_sglangs_own_health_checks_are_left_out(tmp_path: Path) -> None:
+    with world(tmp_path) as w:
+        w.ask(range(48), rid="HEALTH_CHECK_1700000000.0")
+        assert not w.count("jobs", kind="store")
 
 
 @pytest.mark.parametrize("page", PAGES)

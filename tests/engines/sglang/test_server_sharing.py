@@ -7,28 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from flexkv_core.cli._process import ServerProcess
-from tests.engines.sglang.server import ask_after_flush, complaints, flags, prompt
+from tests.engines.sglang.server import ask_after_flush, prompt
+from tests.engines.sglang.sharing import (
+    BLOCK,
+    Pair,
+    SharedStore,
+    check_tenants_do_not_share,
+    check_what_one_stored_the_other_serves,
+    check_writers_of_one_block_do_no_harm,
+    two_servers,
+)
 from tests.support.redis_server import RedisServer, require_redis, wait_until
-from tests.support.server import Setup, StartServer, ask
+from tests.support.server import StartServer, ask
 
 pytestmark = pytest.mark.server
-
-Pair = tuple[ServerProcess, ServerProcess]
-BLOCK = 64
-CHAIN = """\
-version: 1
-block_tokens: {block}
-tiers:
-  - {{name: host, driver: cpu, options: {{capacity: 64MiB}}}}
-  - name: far
-    driver: remote_redis
-    breaker_failures: 2
-    breaker_reset_s: 0.5
-    load_deadline_s: 2
-    options: {{url: "{url}"}}
-engine: {{lookup_wait_s: 2}}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,45 +34,26 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 def pair(
     redis: RedisServer, start_server: StartServer, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    file = tmp_path_factory.mktemp("chain") / "chain.yaml"
-    file.write_text(CHAIN.format(block=BLOCK, url=redis.unix_url))
-    setup = Setup(tiny_llama, [*flags(file), "--sleep-on-idle"])
-    with start_server(setup) as first, start_server(setup) as second:
-        yield first, second
+    options = f'{{url: "{redis.unix_url}"}}'
+    store = SharedStore("remote_redis", options, lambda: int(str(redis.ask("DBSIZE"))))
+    with two_servers(store, start_server, tiny_llama, tmp_path_factory.mktemp("chain")) as running:
+        yield running
 
 
-def blocks_in(redis: RedisServer) -> int:
-    return int(str(redis.ask("DBSIZE")))
+def test_what_one_stored_the_other_serves(pair: Pair) -> None:
+    check_what_one_stored_the_other_serves(pair)
 
 
-def test_what_one_stored_the_other_serves(
-    redis: RedisServer, pair: tuple[ServerProcess, ServerProcess]
-) -> None:
-    first, second = pair
-    tokens = prompt(5 * BLOCK + 9, seed=31)
-    fresh = ask(first, tokens)
-    wait_until(lambda: blocks_in(redis) >= 5, "five whole blocks in Redis")
-    shared = ask(second, tokens)
-    assert shared.by_tier == {"device": 0, "host": 0, "storage": 5 * BLOCK}
-    assert shared.output_ids == fresh.output_ids
-    assert complaints(second) == []
+def test_tenants_do_not_share(pair: Pair) -> None:
+    check_tenants_do_not_share(pair)
 
 
-def test_tenants_do_not_share(redis: RedisServer, pair: Pair) -> None:
-    first, second = pair
-    tokens = prompt(3 * BLOCK, seed=32)
-    before = blocks_in(redis)
-    fresh = ask(first, tokens, cache_salt="tenant-a")
-    wait_until(lambda: blocks_in(redis) >= before + 3, "three whole blocks in Redis")
-    assert ask(second, tokens, cache_salt="tenant-b").cached_tokens == 0
-    assert ask(second, tokens).cached_tokens == 0
-    own = ask(second, tokens, cache_salt="tenant-a")
-    assert own.tier_tokens >= 2 * BLOCK
-    assert own.output_ids == fresh.output_ids
+def test_writers_of_one_block_do_no_harm(pair: Pair) -> None:
+    check_writers_of_one_block_do_no_harm(pair)
 
 
 def test_a_dead_store_is_a_recompute_and_comes_back(redis: RedisServer, pair: Pair) -> None:
-    first, second = pair
+    first, second = pair.first, pair.second
     tokens = prompt(4 * BLOCK, seed=33)
     redis.kill()
     fresh = ask(first, tokens)
@@ -97,8 +70,8 @@ def test_a_dead_store_is_a_recompute_and_comes_back(redis: RedisServer, pair: Pa
         return " is up" in first.log_text()
 
     wait_until(is_back, "the tier is up again")
-    before = blocks_in(redis)
+    before = pair.store.num_blocks()
     fresh = ask(first, later)
-    wait_until(lambda: blocks_in(redis) >= before + 4, "stores reach Redis again")
+    pair.wait_for_blocks(before + 4)
     wait_until(lambda: ask_after_flush(second, later).tier_tokens >= 3 * BLOCK, "the other serves them")
     assert ask_after_flush(second, later).output_ids == fresh.output_ids

@@ -1,0 +1,128 @@
+"""A remote store that fails: no request waits longer than its recompute and the configured deadline.
+
+Through a real Redis that is killed, stopped, slowed, or cut in the middle of values while requests come
+in, both for what was promised before and for what must be asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from flexkv_core.testing import context_for
+from flexkv_driver_remote_redis.config import RedisConfig
+from flexkv_driver_remote_redis.tier import RedisTier
+from tests.support.redis_server import Proxy, RedisServer, free_port
+from tests.support.remote_world import LAYOUT, NAME, RemoteWorld, prompt
+
+SLACK_S = 0.75
+"""What a busy machine may add; less than a second deadline would."""
+PROMISED = range(6)
+UNKNOWN = range(100, 104)
+
+
+class Scene:
+    """A server, a proxy before it, and a chain that goes through the proxy or around it."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._stack = stack
+        self.redis = stack.enter_context(RedisServer(folder, port=free_port()))
+        self.proxy = stack.enter_context(Proxy(self.redis.path))
+
+    def world(self, url: str, **policy: object) -> RemoteWorld:
+        """A chain over the server at this address; its driver waits longer than the core does."""
+        config = RedisConfig(url=url, timeout_s=4, connect_timeout_s=4)
+        world = RemoteWorld(RedisTier(config, context_for(LAYOUT, NAME)), host_blocks=8, **policy)
+        self._stack.callback(world.close)
+        return world
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with ExitStack() as stack:
+        yield Scene(tmp_path, stack)
+
+
+@contextmanager
+def killed(scene: Scene) -> Iterator[None]:
+    scene.redis.kill()
+    yield
+    scene.redis.start()
+
+
+@contextmanager
+def slowed(scene: Scene) -> Iterator[None]:
+    scene.proxy.pace_s = 0.05  # 20 kB/s: a block takes three seconds
+    yield
+    scene.proxy.pace_s = 0.0
+
+
+@contextmanager
+def cut(scene: Scene) -> Iterator[None]:
+    scene.proxy.reply_limit = LAYOUT.slot_bytes // 2
+    scene.proxy.cut_idle()
+    yield
+    scene.proxy.reply_limit = None
+
+
+@contextmanager
+def reset(scene: Scene) -> Iterator[None]:
+    scene.proxy.resets = True
+    with cut(scene):
+        yield
+    scene.proxy.resets = False
+
+
+Failure = Callable[[Scene], AbstractContextManager[None]]
+FAILURES: dict[str, tuple[Failure, bool]] = {
+    "killed": (killed, False),
+    "stopped": (lambda scene: scene.redis.paused(), False),
+    "slowed": (slowed, True),
+    "cut": (cut, True),
+    "reset": (reset, True),
+}
+
+
+@pytest.mark.parametrize("mode", FAILURES)
+def test_no_request_waits_longer_than_the_deadline_and_few_wait_at_all(scene: Scene, mode: str) -> None:
+    world = _stored(scene, mode, PROMISED)
+    with FAILURES[mode][0](scene):
+        waits = [_waited(world, seed, mode) for seed in (*PROMISED, *UNKNOWN, *PROMISED)]
+    assert sum(wait > world.longest_wait_s / 2 for wait in waits) <= 3, "then the breaker is open"
+    assert _failures_counted(world) > 0
+    world.serve_until(lambda served: served.num_tokens == len(prompt(1)), prompt(1))
+    assert world.chain.links[1].is_up
+
+
+@pytest.mark.parametrize("mode", FAILURES)
+def test_nor_does_one_where_no_breaker_ever_opens(scene: Scene, mode: str) -> None:
+    few = PROMISED[:4]
+    world = _stored(scene, mode, few, breaker_failures=0)
+    with FAILURES[mode][0](scene):
+        for seed in (*few, *UNKNOWN[:2]):
+            _waited(world, seed, mode)
+    world.serve_until(lambda served: served.num_tokens == len(prompt(1)), prompt(1))
+
+
+def _stored(scene: Scene, mode: str, seeds: Iterable[int], **policy: object) -> RemoteWorld:
+    """A chain whose Redis has these prompts, and knows it; its host pool has the last two only."""
+    world = scene.world(scene.proxy.url if FAILURES[mode][1] else scene.redis.url, **policy)
+    for seed in seeds:
+        world.store(prompt(seed))
+    assert world.serve(prompt(0)).num_tokens == len(prompt(0))
+    return world
+
+
+def _waited(world: RemoteWorld, seed: int, mode: str) -> float:
+    served = world.serve(prompt(seed))
+    assert served.waited_s <= world.longest_wait_s + SLACK_S, (mode, seed, served)
+    return served.waited_s
+
+
+def _failures_counted(world: RemoteWorld) -> float:
+    series = world.chain.metrics.snapshot()
+    kinds = ("load_failures", "lookup_failures", "store_failures")
+    return sum(count for name, count in series.items() if name.startswith(kinds) and f'tier="{NAME}"' in name)
