@@ -31,7 +31,7 @@ class VerifiedTier(WrappedTier):
         ]
 
     def _check(self, key: BlockKey, view: memoryview, outcome: Outcome) -> Outcome:
-        if outcome.buffer is not BufferState.COMPLETE or not 0 < outcome.num_bytes <= len(view):
+        if outcome.buffer is not BufferState.COMPLETE or not 0 <= outcome.num_bytes <= len(view):
             return failed(Status.INVALID, f"OK, but {outcome.num_bytes} B and {outcome.buffer.value}")
         try:
             header = envelope.verify(view[: outcome.num_bytes], self._layout, key)

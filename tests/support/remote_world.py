@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 from flexkv_core import Tier
 from flexkv_core.testing import small_layout
@@ -24,6 +28,9 @@ POLICY = {
     "retries": 1,
 }
 """Everything but the driver's own time-outs, which are longer: the core's deadlines are what counts."""
+
+SLACK_S = 0.75
+"""What a busy machine may add; less than a second deadline would."""
 
 
 @dataclass(frozen=True)
@@ -111,3 +118,38 @@ class RemoteWorld(World):
 def prompt(seed: int, blocks: int = 4) -> list[int]:
     """Tokens of so many whole blocks; another seed shares none of them."""
     return [seed * 1000 + i for i in range(blocks * BLOCK)]
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the project logged as a warning or worse."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("flexkv") and record.levelno >= logging.WARNING
+    ]
+
+
+def check_survived(
+    world: RemoteWorld, caplog: pytest.LogCaptureFixture, metric: str, cause: str, hint: str
+) -> None:
+    """Some requests, new ones and repeated ones: none waits long, all is named in few lines, and counted."""
+    for seed in (50, 51, 52, 50, 53, 52):
+        served = world.serve(prompt(seed))
+        assert served.waited_s <= world.longest_wait_s + SLACK_S, served
+    assert world.serve(prompt(52)).num_tokens == len(prompt(52)), "the host pool serves on"
+    world.until(lambda: world.count(metric, tier=NAME, cause=cause))
+    check_named(caplog, hint)
+
+
+def check_named(caplog: pytest.LogCaptureFixture, hint: str) -> None:
+    """A few warnings, each one line of the tier's; one of them says what is wrong."""
+    lines = lines_of(caplog)
+    assert any(re.search(hint, line) for line in lines), lines
+    assert all(line.startswith(f"[FlexKV] tier {NAME}") and "\n" not in line for line in lines), lines
+    assert len(lines) <= 8, lines
+
+
+def check_mended(world: RemoteWorld) -> None:
+    """It stores and serves again, by itself."""
+    tokens = prompt(60)
+    world.serve_until(lambda served: served.num_tokens == len(tokens), tokens)

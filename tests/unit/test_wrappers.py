@@ -117,7 +117,6 @@ def test_every_bit_counts(tier):
 @pytest.mark.parametrize(
     "claim",
     [
-        Outcome(Status.OK, 0, BufferState.COMPLETE),
         Outcome(Status.OK, 1 << 40, BufferState.COMPLETE),
         Outcome(Status.OK, -5, BufferState.COMPLETE),
         Outcome(Status.OK, 5000, BufferState.UNTOUCHED),
@@ -127,6 +126,12 @@ def test_check_believes_no_impossible_claim(tier, claim, monkeypatch):
     monkeypatch.setattr(tier, "load", lambda keys, into: [claim])
     (outcome,) = VerifiedTier(tier, LAYOUT).load(KEYS[:1], buffers(1))
     assert outcome.status is Status.INVALID
+
+
+def test_an_empty_value_is_damaged(tier, monkeypatch):
+    monkeypatch.setattr(tier, "load", lambda keys, into: [Outcome(Status.OK, 0, BufferState.COMPLETE)])
+    (outcome,) = VerifiedTier(tier, LAYOUT).load(KEYS[:1], buffers(1))
+    assert (outcome.status, outcome.reason) == (Status.CORRUPT, "truncated header")
 
 
 @pytest.mark.parametrize("alignment", [1, 512, 4096])
