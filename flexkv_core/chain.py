@@ -17,6 +17,7 @@ from typing import Any
 
 from .capacity import Capacity
 from .cascade import Cascade, CascadeBatch
+from .choice import Choice
 from .drivers import Observers
 from .errors import ConfigError
 from .executor import Completed, Completions, Message, Notice, Returned, TierWorkers, run_bounded
@@ -39,6 +40,7 @@ from .stores import Stores
 from .tier import DirectTier, Tier
 from .transfer import Fence, Transfer
 from .warm_up import Clock, take_over
+from .weighing import Weighing
 from .wrappers import wrap
 
 logger = logging.getLogger(__name__)
@@ -107,9 +109,11 @@ class TierChain:
             on_end=self._ended,
         )
         self.cascade = Cascade(self._parts)
-        self._lookups = Lookups(self._parts, config.engine.min_hit_tokens)
+        self.weighing = Weighing(self._parts, config.engine)
+        self._lookups = Lookups(self._parts, self.weighing, config.engine.min_hit_tokens)
         self._probes = Probes(self._parts)
-        self.fills = Fills(self._parts)
+        self.fills = Fills(self._parts, config.engine.prefetch_host_share)
+        self.weighing.is_on_its_way = self.fills.is_on_its_way
         self.loads = Loads(self._parts, self.fills)
         self.stores = Stores(self._parts, self.cascade, config.engine.max_store_tokens)
         self.fills.on_promoted = self.cascade.promoted
@@ -155,13 +159,21 @@ class TierChain:
         blocks = self.fills.num_open + self.cascade.num_waiting
         return jobs + blocks + sum(link.workers.num_open for link in self.links)
 
-    def lookup(self, chain: BlockChain, *, start: int = 0, max_tokens: int | None = None) -> Lookup:
+    def lookup(
+        self,
+        chain: BlockChain,
+        *,
+        start: int = 0,
+        max_tokens: int | None = None,
+        is_promised: bool = False,
+    ) -> Lookup:
         """How long a prefix of ``chain`` can be restored.  A pure query: calling it changes nothing.
 
         Args:
             chain: The prompt, under its namespace.
             start: Tokens that the engine has already.
             max_tokens: Longest prefix that is of use; default: all.
+            is_promised: The engine counts on it already: whether it is worth loading is not weighed.
 
         Raises:
             ValueError: ``start`` is negative, or the blocks are of another size.
@@ -173,7 +185,7 @@ class TierChain:
         if chain.num_tokens <= start:
             return Lookup(start, None, why="all")
         limit = chain.num_tokens if max_tokens is None else min(max_tokens, chain.num_tokens)
-        return self._lookups.find(chain, start, limit, self._clock())
+        return self._lookups.find(chain, start, limit, self._clock(), is_promised=is_promised)
 
     @property
     def host_capacity_blocks(self) -> int:
@@ -232,6 +244,7 @@ class TierChain:
             now=now,
             deadline=now + deadline_s,
             is_prefetch=is_prefetch,
+            choice=lookup.choice,
         )
 
     def bind(self, job: LoadJob, device_slots: Any, fence: Fence) -> None:
@@ -265,6 +278,14 @@ class TierChain:
     def launch(self, job: StoreJob, device_slots: Any, fence: Fence) -> None:
         """Start a planned store: one device slot for each token of ``job.plan``."""
         self.stores.launch(job, device_slots, fence, self._clock())
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """The engine has computed so many tokens of prompts in one pass, in so long."""
+        self.weighing.prefill.observe(num_tokens, seconds, self._clock())
+
+    def not_loaded(self, choice: Choice, label: str) -> None:
+        """A request is computed since that is sooner: its receipt, and its count."""
+        self._ended(Receipt("load", label, "recompute", 0, 0, 0, choice=choice))
 
     def probe(self, chain: BlockChain, first_block: int) -> int:
         """Ask the shared tiers which blocks from ``first_block`` on they have.

@@ -61,6 +61,8 @@ class Call:
         views: A buffer for each key (load and store).
         evict_first: Keys to remove before a store, by the same worker, to make room.
         before: What the worker does first (sealing values, for one).
+        can_wait: Nobody needs it now: it goes behind all others of its lane, and where there are several
+            threads it leaves one to them.
         deadline: When it is given up, on the executor's clock.
         owner: What the chain finds its job again with; opaque here.
         number: Unique; for logs.
@@ -73,6 +75,7 @@ class Call:
     views: Sequence[memoryview] = ()
     evict_first: Sequence[BlockKey] = ()
     before: Callable[[], None] | None = None
+    can_wait: bool = False
     deadline: float = float("inf")
     owner: object = None
     number: int = field(default_factory=itertools.count().__next__)
@@ -158,6 +161,8 @@ class _Lane:
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._queue: deque[Call] = deque()
+        self._later: deque[Call] = deque()
+        self._num_later = 0
         self._open: set[Call] = set()
         self._num_adrift = 0
         self._is_closed = False
@@ -171,7 +176,7 @@ class _Lane:
     def submit(self, call: Call) -> None:
         with self._lock:
             if not self._is_closed and not self.is_stuck:
-                self._queue.append(call)
+                (self._later if call.can_wait else self._queue).append(call)
                 self._open.add(call)
                 self._wake.notify()
                 return
@@ -201,15 +206,15 @@ class _Lane:
         for call in late:
             self._abandon(call, Status.TIMEOUT, "the deadline passed")
 
-    def _abandon(self, call: Call, status: Status, reason: str) -> None:
+    def _abandon(self, call: Call, status: Status, reason: str, *, only_queued: bool = False) -> None:
         """End a call from outside: at once if nobody began it, adrift if somebody did."""
         with self._lock:
             if call.phase is _Phase.QUEUED:
-                self._queue.remove(call)
+                (self._later if call.can_wait else self._queue).remove(call)
                 self._open.discard(call)
                 self._refuse(call)
                 buffer = BufferState.UNTOUCHED
-            elif call.phase is _Phase.RUNNING:
+            elif call.phase is _Phase.RUNNING and not only_queued:
                 call.phase, buffer = _Phase.ADRIFT, BufferState.UNCERTAIN
                 self._num_adrift += 1
             else:
@@ -224,14 +229,38 @@ class _Lane:
         is_late = status is Status.TIMEOUT
         self._completions.put(Completed(call, [outcome] * len(call.keys), is_adrift, is_late))
 
+    def withdraw(self, call: Call) -> None:
+        """End a call that nobody has begun."""
+        if call.phase is _Phase.QUEUED:
+            self._abandon(call, Status.CANCELLED, "nobody waits for it any more", only_queued=True)
+
+    def hurry(self, call: Call) -> None:
+        """A call that could wait is needed now."""
+        with self._lock:
+            if call.phase is _Phase.QUEUED and call.can_wait:
+                self._later.remove(call)
+                self._queue.append(call)
+                self._wake.notify()
+            elif call.phase in (_Phase.RUNNING, _Phase.ADRIFT) and call.can_wait:
+                self._num_later -= 1
+            call.can_wait = False
+
+    def _next(self) -> Call | None:
+        """What to do next; a call that can wait leaves a thread free for what cannot."""
+        if self._queue:
+            return self._queue.popleft()
+        if self._later and self._num_later < max(1, len(self.threads) - 1):
+            self._num_later += 1
+            return self._later.popleft()
+        return None
+
     def _work(self) -> None:
         while True:
             with self._wake:
-                while not self._queue and not self._is_closed:
+                while (call := self._next()) is None:
+                    if self._is_closed:
+                        return
                     self._wake.wait()
-                if not self._queue:
-                    return
-                call = self._queue.popleft()
                 call.phase = _Phase.RUNNING
             started = self._clock()
             outcomes = self._run(call)
@@ -239,6 +268,7 @@ class _Lane:
             with self._lock:
                 is_adrift = call.phase is _Phase.ADRIFT
                 self._num_adrift -= is_adrift
+                self._num_later -= call.can_wait
                 call.phase = _Phase.OVER
             self._completions.put(Returned(call) if is_adrift else Completed(call, outcomes))
             with self._lock:  # only now: whoever sees nothing open must find the message there
@@ -280,7 +310,7 @@ class _Lane:
         """Take no more calls; end the queued ones; let the running ones run."""
         with self._lock:
             self._is_closed = True
-            queued = list(self._queue)
+            queued = [*self._queue, *self._later]
             self._wake.notify_all()
         for call in queued:
             self._abandon(call, Status.CANCELLED, "the chain is closing")
@@ -320,6 +350,14 @@ class TierWorkers:
         """Queue a call; its end comes through the completions."""
         lane = {Verb.LOAD: self._loads, Verb.LOOKUP: self._lookups}.get(call.verb, self._stores)
         lane.submit(call)
+
+    def withdraw(self, call: Call) -> None:
+        """End a load that nobody waits for, if nobody has begun it; its end comes as always."""
+        self._loads.withdraw(call)
+
+    def hurry(self, call: Call) -> None:
+        """A load that could wait is needed now."""
+        self._loads.hurry(call)
 
     @property
     def num_open(self) -> int:

@@ -18,8 +18,12 @@ from .links import Link
 from .models import WritePolicy
 from .parts import ChainParts
 from .plan import LoadPlan
+from .prefetched import Prefetched
 from .stretch import Stretch, in_a_row, whole_blocks
 from .tier import Outcome, Status
+
+_PREFETCH_BATCH = 8
+"""Blocks of one prefetching call: what is needed now waits behind one such call at most."""
 
 
 @dataclass(eq=False)
@@ -31,14 +35,20 @@ class Fill:
         link: Where it comes from.
         slot: Where it goes.
         is_promoted: Whether it stays in the first tier.
+        num_tokens: Tokens of the block.
+        is_prefetch: It is brought ahead of need, and nobody needs it so far.
         waiting: The loads that wait for it, and its position in each.
+        batch: The call that brings it.
     """
 
     key: BlockKey
     link: Link
     slot: int
     is_promoted: bool
+    num_tokens: int
+    is_prefetch: bool = False
     waiting: list[tuple[LoadJob, int]] = field(default_factory=list)
+    batch: FillBatch | None = None
 
 
 @dataclass(eq=False)
@@ -47,13 +57,19 @@ class FillBatch:
 
     link: Link
     fills: list[Fill]
+    call: Call | None = None
 
 
 class Fills:
     """All fills of a chain."""
 
-    def __init__(self, parts: ChainParts) -> None:
-        """None yet; set what is told of their ends before the first one begins."""
+    def __init__(self, parts: ChainParts, prefetch_share: float = 1.0) -> None:
+        """None yet; set what is told of their ends before the first one begins.
+
+        Args:
+            parts: What the chain consists of.
+            prefetch_share: Share of the host slots that prefetched blocks may take.
+        """
         self._layout = parts.layout
         self._links = parts.links
         self._index = parts.index
@@ -63,6 +79,9 @@ class Fills:
         self._observers = parts.observers
         self._host_link = parts.host_link
         self._fills: dict[BlockKey, Fill] = {}
+        host = parts.host_link.number if parts.host_link is not None else -1
+        most = max(1, int(parts.host_capacity_blocks * prefetch_share))
+        self.prefetched = Prefetched(parts.index, parts.metrics, host=host, most_blocks=most)
         self.on_filled: Callable[[Fill, float], None] = lambda _fill, _now: None
         """A block lies whole in its slot; who uses it on takes it in this call."""
         self.on_failed: Callable[[Fill, str, float], None] = lambda _fill, _cause, _now: None
@@ -75,7 +94,15 @@ class Fills:
         """Fills that have not ended."""
         return len(self._fills)
 
-    def begin(self, plan: LoadPlan, numbers: Sequence[int], chain: BlockChain, now: float) -> int:
+    def begin(
+        self,
+        plan: LoadPlan,
+        numbers: Sequence[int],
+        chain: BlockChain,
+        now: float,
+        *,
+        is_prefetch: bool = False,
+    ) -> int:
         """Bring those blocks of ``plan`` that are not on their way already, as far as there are slots.
 
         Sources are pinned first, so that making room cannot take them.
@@ -84,26 +111,60 @@ class Fills:
             How many blocks of ``plan``, from its first one, may be had.
         """
         new = [i for i in numbers if plan.keys[i] not in self._fills]
-        for i in new:
+        wanted = self._worth_prefetching(plan, new, now) if is_prefetch else new
+        for i in wanted:
             self._pin_source(plan.tiers[i], plan.keys[i])
-        slots = self._capacity.take_host_slots(self._host_link, len(new))
+        slots = self._capacity.take_host_slots(self._host_link, len(wanted)) if wanted else []
         available = new[len(slots)] if len(slots) < len(new) else len(plan.keys)
-        for i in new[len(slots) :]:
+        for i in wanted[len(slots) :]:
             self._unpin_source(plan.tiers[i], plan.keys[i])
-        new = new[: len(slots)]
-        self._submit(self._new_fills(plan, new, chain, slots, now), now)
+        fresh = self._new_fills(plan, wanted[: len(slots)], chain, slots, now)
+        if is_prefetch:
+            self.prefetched.begin(len(fresh))
+            for fill in fresh:
+                fill.is_prefetch = True
+        self._submit(fresh, now, can_wait=is_prefetch)
         return available
+
+    def _worth_prefetching(self, plan: LoadPlan, new: Sequence[int], now: float) -> Sequence[int]:
+        """As many as may be prefetched now; none behind one that would not stay in the first tier."""
+        room = self.prefetched.room(now)
+        if room < len(new):
+            self._metrics.count("prefetch_shortened", len(new) - room, cause="host_share")
+        for at, i in enumerate(new[:room]):
+            if not self._is_promoted(self._links[plan.tiers[i]], plan.keys[i]):
+                return new[:at]
+        return new[:room]
+
+    def is_on_its_way(self, key: BlockKey) -> bool:
+        """Whether a block is being brought into a host slot."""
+        return key in self._fills
 
     def wait_for(self, key: BlockKey, job: LoadJob, position: int) -> None:
         """Have ``job`` wait for a block that is on its way."""
-        self._fills[key].waiting.append((job, position))
+        fill = self._fills[key]
+        fill.waiting.append((job, position))
+        if fill.is_prefetch and not job.is_prefetch:
+            fill.is_prefetch = False
+            self.prefetched.needed(fill.num_tokens)
+            if fill.batch is not None and fill.batch.call is not None:
+                fill.link.workers.hurry(fill.batch.call)
 
     def leave(self, job: LoadJob) -> None:
-        """``job`` waits for nothing any more; what is on its way goes on."""
+        """``job`` waits for nothing any more.
+
+        What is on its way goes on; what was only to be prefetched, and nobody has begun, does not.
+        """
+        left: dict[FillBatch, None] = {}
         for key in job.plan.keys:
             fill = self._fills.get(key)
             if fill is not None:
                 fill.waiting = [entry for entry in fill.waiting if entry[0] is not job]
+                if fill.is_prefetch and fill.batch is not None:
+                    left[fill.batch] = None
+        for batch in left:
+            if batch.call is not None and not any(fill.waiting for fill in batch.fills):
+                batch.link.workers.withdraw(batch.call)
 
     def _pin_source(self, tier: int, key: BlockKey) -> None:
         if self._links[tier].is_indexed:
@@ -119,7 +180,8 @@ class Fills:
         fresh, promoted = [], []
         for i, slot in zip(numbers, slots, strict=True):
             key, link = plan.keys[i], self._links[plan.tiers[i]]
-            fill = self._fills[key] = Fill(key, link, slot, self._is_promoted(link, key))
+            is_promoted = self._is_promoted(link, key)
+            fill = self._fills[key] = Fill(key, link, slot, is_promoted, plan.stored_tokens[i])
             fresh.append(fill)
             if fill.is_promoted:
                 promoted.append(i)
@@ -162,21 +224,27 @@ class Fills:
         place = self._index.place(link.number, key)
         return place is None or place.hits + 1 >= wish
 
-    def _submit(self, fills: list[Fill], now: float) -> None:
-        views = self._host.pool.views
+    def _submit(self, fills: list[Fill], now: float, *, can_wait: bool) -> None:
+        most = _PREFETCH_BATCH if can_wait else None
         for link in self._links:
             mine = [fill for fill in fills if fill.link is link]
-            for batch in link.batches(len(mine), link.workers.load_threads):
-                part = [mine[i] for i in batch]
-                link.workers.submit(
-                    Call(
-                        Verb.LOAD,
-                        [fill.key for fill in part],
-                        views([fill.slot for fill in part], self._layout.slot_bytes),
-                        deadline=now + link.config.load_deadline_s,
-                        owner=FillBatch(link, part),
-                    )
-                )
+            for batch in link.batches(len(mine), link.workers.load_threads, most):
+                self._submit_batch(link, [mine[i] for i in batch], now, can_wait=can_wait)
+
+    def _submit_batch(self, link: Link, fills: list[Fill], now: float, *, can_wait: bool) -> None:
+        batch = FillBatch(link, fills)
+        batch.call = Call(
+            Verb.LOAD,
+            [fill.key for fill in fills],
+            self._host.pool.views([fill.slot for fill in fills], self._layout.slot_bytes),
+            can_wait=can_wait,
+            deadline=now + link.config.load_deadline_s,
+            owner=batch,
+        )
+        for fill in fills:
+            fill.batch = batch
+        link.load_begins(len(fills), now)
+        link.workers.submit(batch.call)
 
     def filled(self, end: Completed, batch: FillBatch, now: float) -> None:
         """A load call has ended."""
@@ -192,11 +260,11 @@ class Fills:
                 sizes.append(outcome.num_bytes)
         if good:
             self._succeeded(good, sizes, now)
-            batch.link.speed.observe(sum(sizes), end.call.seconds)
             self._observers.loaded(batch.link.name, [fill.key for fill in good], sum(sizes))
         for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
             if not outcome.is_ok:
                 self._fill_failed(fill, outcome, now, is_adrift=end.is_adrift)
+        batch.link.load_ended(end, sum(sizes), self._layout.slot_bytes, now)
         if good:
             self.on_promoted([fill.key for fill in good if fill.is_promoted], batch.link.number)
 
@@ -212,6 +280,8 @@ class Fills:
             self._host.publish(keys, slots, lengths)
             self._index.publish(self._host_link.number, keys)
         for fill in fills:
+            if fill.is_prefetch:
+                self.prefetched.arrived(fill.key, fill.num_tokens, now)
             self.on_filled(fill, now)
             if not fill.is_promoted:
                 self._host.drop([fill.slot])
@@ -224,7 +294,10 @@ class Fills:
             self._host.quarantine(fill.slot)
         else:
             self._host.drop([fill.slot])
-        self._metrics.count("load_failures", tier=link.name, cause=outcome.status.value)
+        if fill.is_prefetch:
+            self.prefetched.failed(fill.num_tokens)
+        if not (fill.is_prefetch and outcome.status is Status.CANCELLED):
+            self._metrics.count("load_failures", tier=link.name, cause=outcome.status.value)
         if outcome.status in (Status.MISS, Status.CORRUPT):
             self._forget(link, fill.key, is_damaged=outcome.status is Status.CORRUPT, now=now)
         self.on_failed(fill, f"{link.name}:{outcome.status.value}", now)

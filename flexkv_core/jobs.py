@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .choice import Choice
 from .keys import BlockKey
 from .plan import LoadPlan, StorePlan
 from .transfer import Fence, Ticket
@@ -41,6 +42,7 @@ class LoadJob:
         plan: What it brings, in order.
         deadline: When it is given up, on the chain's clock.
         is_prefetch: Ends when its blocks lie in host slots.
+        choice: Why it loads and does not recompute, where that was weighed.
         state: Where it stands.
         cause: Why it failed; empty otherwise.
         ticket: The copy to the device, once there is one.
@@ -56,6 +58,7 @@ class LoadJob:
     begun: float
     deadline: float
     is_prefetch: bool = False
+    choice: Choice | None = None
     state: LoadState = LoadState.STAGING
     cause: str = ""
     ticket: Ticket | None = None

@@ -13,36 +13,14 @@ from .executor import Call, Completed, TierWorkers, Verb
 from .keys import BlockKey
 from .layout import BlockLayout, round_up
 from .models import CodecConfig, TierConfig, WritePolicy
+from .speed import SpeedEstimate
 from .tier import DirectTier, Tier, TierCapabilities
 from .wrappers.encoding import stored_bytes
 from .wrappers.stack import Wrapped
 
 _KNOWN_LIMIT = 1_000_000
-
-
-class SpeedEstimate:
-    """How fast a tier answers: a moving average over its calls, in bytes and seconds."""
-
-    def __init__(self, weight: float = 0.2) -> None:
-        self._weight = weight
-        self.bytes_per_s = 0.0
-        self.first_byte_s = 0.0
-
-    def observe(self, num_bytes: int, seconds: float) -> None:
-        """Note one load call; small calls tell the latency, large ones the bandwidth."""
-        if num_bytes <= 0 or seconds <= 0:
-            return
-        rate = num_bytes / seconds
-        if not self.bytes_per_s:
-            self.bytes_per_s = rate
-            return
-        self.bytes_per_s += self._weight * (rate - self.bytes_per_s)
-
-    def seconds_for(self, num_bytes: int, concurrency: int) -> float:
-        """Expected time of a load of ``num_bytes`` by ``concurrency`` calls at once; 0 if unknown."""
-        if not self.bytes_per_s:
-            return 0.0
-        return num_bytes / (self.bytes_per_s * max(1, concurrency))
+_TRY_EVERY_S = 10.0
+"""A tier whose speed is unknown or bad is given something to load so often, to measure it."""
 
 
 class KnownKeys:
@@ -86,7 +64,9 @@ class Link:
         capabilities: What the driver said.
         capacity_blocks: Blocks that fit, or None where the store decides.
         keeps_tails: Whether partly filled blocks are kept.
-        speed: Measured load speed.
+        speed: Measured time of load calls, by their bytes.
+        num_loading: Blocks in load calls that have not ended.
+        next_try: When a load that only measures may begin again.
         known: What a shared tier said of keys.
         backlog_bytes: Bytes in stores that are under way.
         waiting: Blocks that lie in the first tier and are to be stored here once the backlog shrinks;
@@ -107,6 +87,8 @@ class Link:
     known: KnownKeys = field(default_factory=KnownKeys)
     backlog_bytes: int = 0
     waiting: OrderedDict[BlockKey, None] = field(default_factory=OrderedDict)
+    num_loading: int = 0
+    next_try: float = float("-inf")
     storing: set[BlockKey] = field(default_factory=set)
     strays: dict[BlockKey, None] = field(default_factory=dict)
 
@@ -157,12 +139,29 @@ class Link:
     def _is_reachable(self) -> bool:
         return self.workers.can_store and (self.is_up or self.wrapped.breaker.wants_probe)
 
+    def load_begins(self, num_blocks: int, now: float) -> None:
+        """A load call is queued."""
+        self.num_loading += num_blocks
+        self.next_try = now + _TRY_EVERY_S
+
+    def load_ended(self, end: Completed, num_bytes: int, slot_bytes: int, now: float) -> None:
+        """A load call is over: what it brought says how fast the tier is, and so does a deadline."""
+        self.num_loading -= len(end.call.keys)
+        if num_bytes:
+            self.speed.observe(num_bytes, end.call.seconds, now)
+        elif end.is_adrift:
+            self.speed.observe(len(end.call.keys) * slot_bytes, self.config.load_deadline_s, now)
+
+    def may_try(self, now: float) -> bool:
+        """Whether a load that only measures the tier may begin now: one at a time, now and then."""
+        return not self.num_loading and now >= self.next_try
+
     def note_late(self, end: Completed) -> None:
         """A call was given up at its deadline: the breaker has not seen it.
 
-        One that nobody had begun says nothing of a tier whose rate limit it was waiting behind.
+        One that nobody had begun says nothing of a tier if it waited for a rate limit, or for all others.
         """
-        if end.is_adrift or self.wrapped.limit is None:
+        if end.is_adrift or (self.wrapped.limit is None and not end.call.can_wait):
             self.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
 
     def evict(self, keys: Sequence[BlockKey], now: float) -> None:
@@ -171,9 +170,10 @@ class Link:
             deadline = now + self.config.store_deadline_s
             self.workers.submit(Call(Verb.EVICT, list(keys), deadline=deadline, owner=self))
 
-    def batches(self, count: int, threads: int) -> list[range]:
+    def batches(self, count: int, threads: int, most: int | None = None) -> list[range]:
         """Cut ``count`` keys into calls: as many at once as there are threads, none too long."""
-        size = max(1, min(self.capabilities.max_batch, -(-count // max(1, threads))))
+        size = max(1, min(most or self.capabilities.max_batch, -(-count // max(1, threads))))
+        size = min(size, self.capabilities.max_batch)
         return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .choice import Choice
 from .errors import TransferError
 from .fills import Fill, Fills
 from .jobs import LoadJob, LoadState
@@ -56,6 +57,7 @@ class Loads:
         now: float,
         deadline: float,
         is_prefetch: bool = False,
+        choice: Choice | None = None,
     ) -> LoadJob | None:
         """Pin what was matched, and start to bring it into host slots.
 
@@ -65,7 +67,9 @@ class Loads:
         """
         plan = plan_load(chain, match, start)
         self._cut_vanished(plan)
-        job = LoadJob(label, start, plan, begun=now, deadline=deadline, is_prefetch=is_prefetch)
+        job = LoadJob(
+            label, start, plan, begun=now, deadline=deadline, is_prefetch=is_prefetch, choice=choice
+        )
         self._take_host_blocks(job)
         to_fill = [i for i, slot in enumerate(job.slots) if slot < 0]
         if to_fill:
@@ -131,6 +135,8 @@ class Loads:
         else:
             runs = in_a_row([i for i, tier in enumerate(plan.tiers) if tier == host.number])
         job.slots = [-1] * len(plan.keys)
+        if not job.is_prefetch:
+            self._fills.prefetched.used(plan.keys)
         for first, last in runs:
             job.slots[first:last] = direct.borrow(plan.keys[first:last])
             self._index.pin(host.number, plan.keys[last - 1])  # the last of a run protects those before it
@@ -139,9 +145,10 @@ class Loads:
     def _prepare_fills(self, job: LoadJob, chain: BlockChain, to_fill: list[int], now: float) -> list[int]:
         """Have what lies below brought; the plan is cut where there are no more host slots."""
         plan = job.plan
-        available = self._fills.begin(plan, to_fill, chain, now)
+        available = self._fills.begin(plan, to_fill, chain, now, is_prefetch=job.is_prefetch)
         if available < len(plan.keys):
-            self._metrics.count("load_shortened", len(plan.keys) - available, cause="no_host_slots")
+            if not job.is_prefetch:
+                self._metrics.count("load_shortened", len(plan.keys) - available, cause="no_host_slots")
             plan.cut(available)
             del job.slots[available:]
             to_fill = [i for i in to_fill if i < available]
@@ -237,4 +244,5 @@ class Loads:
             copy_s=job.ticket.seconds if job.ticket is not None else 0.0,
             total_s=now - job.begun,
             cause=job.cause,
+            choice=job.choice,
         )

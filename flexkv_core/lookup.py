@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .choice import Choice
 from .keys import BlockChain
 from .match import Match, Run, Usable
 from .parts import ChainParts
+from .weighing import Weighing
 
 _NEVER = float("-inf")
 
@@ -26,8 +28,9 @@ class Lookup:
         match: The blocks that make it up; None where nothing is worth loading.
         tokens_by_tier: Tokens behind ``start`` by tier.
         wants_probe: Whether a shared tier should be asked for more (see ``TierChain.probe``).
-        why: Why not more, in a word: ``all``, ``miss``, ``tier_down``, ``host_slots``, ``closed``,
-            ``no_salt``.
+        why: Why not more, in a word: ``all``, ``miss``, ``tier_down``, ``host_slots``, ``recompute``,
+            ``closed``, ``no_salt``.
+        choice: What was weighed, if a tier says ``load_or_recompute: auto``.
     """
 
     num_tokens: int
@@ -35,20 +38,24 @@ class Lookup:
     tokens_by_tier: dict[str, int] = field(default_factory=dict)
     wants_probe: bool = False
     why: str = "miss"
+    choice: Choice | None = None
 
 
 class Lookups:
     """Answers a chain's lookups."""
 
-    def __init__(self, parts: ChainParts, min_hit_tokens: int) -> None:
+    def __init__(self, parts: ChainParts, weighing: Weighing, min_hit_tokens: int) -> None:
         """Look among ``parts``; fewer than ``min_hit_tokens`` tokens are no hit."""
+        self._weighing = weighing
         self._parts = parts
         self._layout = parts.layout
         self._links = parts.links
         self._index = parts.index
         self._min_hit_tokens = min_hit_tokens
 
-    def find(self, chain: BlockChain, start: int, limit: int, now: float) -> Lookup:
+    def find(
+        self, chain: BlockChain, start: int, limit: int, now: float, *, is_promised: bool = False
+    ) -> Lookup:
         """The longest prefix of ``chain`` that can be restored now.
 
         Args:
@@ -56,17 +63,31 @@ class Lookups:
             start: Tokens that the engine has already.
             limit: Longest prefix that is of use.
             now: The chain's clock.
+            is_promised: The engine counts on it already, so it is not weighed whether it is worth it.
         """
         match = self._index.match(chain, limit, self._layout.page_tokens, self._usable(now))
         match, wants_probe = self._beyond(chain, match, limit, now)
         match, is_cut = self._affordable(match, start)
+        choice = None
+        if not is_promised:
+            found = match.num_tokens
+            match, choice = self._weighing.weigh(chain, match, start, now)
+            if match.num_tokens < found:
+                return self._answer(match, start, choice, "recompute")
+        page = self._layout.page_tokens
+        total = match.num_tokens
+        is_all = total >= limit // page * page and total - start >= self._min_hit_tokens
+        why = "all" if is_all else self._why_not(is_cut=is_cut)
+        return self._answer(match, start, choice, why, wants_probe=wants_probe)
+
+    def _answer(
+        self, match: Match, start: int, choice: Choice | None, why: str, *, wants_probe: bool = False
+    ) -> Lookup:
         total = match.num_tokens
         if total - start < self._min_hit_tokens:
-            return Lookup(start, None, wants_probe=wants_probe, why=self._why_not(is_cut=is_cut))
+            return Lookup(start, None, wants_probe=wants_probe, why=why, choice=choice)
         by_tier = {self._links[tier].name: count for tier, count in match.tokens_by_tier(start).items()}
-        page = self._layout.page_tokens
-        why = "all" if total >= limit // page * page else self._why_not(is_cut=is_cut)
-        return Lookup(total, match, by_tier, wants_probe, why)
+        return Lookup(total, match, by_tier, wants_probe, why, choice)
 
     def _why_not(self, *, is_cut: bool) -> str:
         if is_cut:

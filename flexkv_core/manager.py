@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .chain import TierChain
@@ -192,6 +193,7 @@ class KVManager:
         start: int | None = None,
         scope: Scope = NO_SCOPE,
         max_tokens: int | None = None,
+        promised: Lookup | None = None,
         label: str = "",
     ) -> tuple[int, Mask]:
         """Plan a restore, pin what it needs, and begin to bring it into host slots.
@@ -202,6 +204,7 @@ class KVManager:
             start: The same as a number of tokens, instead of a mask.
             scope: What separates the request from others.
             max_tokens: Longest prefix of use.
+            promised: The lookup that the engine relies on: what it chose is not weighed again.
             label: The request, for receipts.
 
         Returns:
@@ -212,14 +215,31 @@ class KVManager:
         if start is None:
             start = leading_false(token_mask, chain.num_tokens)
         found = (
-            self.chain.lookup(chain, start=start, max_tokens=max_tokens)
+            self.chain.lookup(chain, start=start, max_tokens=max_tokens, is_promised=promised is not None)
             if self.may_share(scope)
             else Lookup(start, None, why="no_salt")
         )
+        if promised is not None:
+            found = replace(found, choice=promised.choice)
         job = self.chain.load(chain, found, start=start, label=label)
         ranges = [(start, start + job.num_tokens)] if job is not None else []
         task = self._tasks.new(chain.num_tokens, job, ranges)
         return task.task_id, mask_of(chain.num_tokens, ranges)
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """Tell how long a prefill pass took, for tiers with ``load_or_recompute: auto``.
+
+        Args:
+            num_tokens: Tokens that were computed in it, of all its requests.
+            seconds: From its start on the device (or the end of the pass before it) to its end.
+        """
+        if self._chain is not None:
+            self._chain.note_prefill(num_tokens, seconds)
+
+    def note_recompute(self, found: Lookup, label: str = "") -> None:
+        """A request goes on without what ``found`` chose to leave: write its receipt, once a request."""
+        if found.choice is not None and self._chain is not None:
+            self._chain.not_loaded(found.choice, label)
 
     def put_match(
         self,

@@ -327,6 +327,17 @@ class EngineConfig(Model):
     prefetch: bool = Field(
         True, description="Blocks of lower tiers are brought into host slots while their request waits."
     )
+    prefetch_host_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="At most this share of the host slots holds what was prefetched and not used yet.",
+    )
+    prefill_tokens_per_s: float = Field(
+        0,
+        ge=0,
+        description="Speed of the engine's prefill, for load_or_recompute: auto; 0: it is measured.",
+    )
     min_hit_tokens: int = Field(1, ge=1, description="A shorter hit is not worth a load.")
     shutdown_deadline_s: Seconds = Field(
         30.0, gt=0, description="Longest wait for copies at reset and shutdown."

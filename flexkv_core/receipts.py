@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .choice import Choice
+
 
 @dataclass(frozen=True)
 class Receipt:
-    """One finished load or store.
+    """One finished load or store, or a load that was not begun since computing is sooner.
 
     Attributes:
         kind: ``load``, ``store`` or ``prefetch``.
         label: The request, as the engine names it.
-        status: ``ok``, ``failed`` or ``cancelled``.
+        status: ``ok``, ``failed``, ``cancelled``, or ``recompute``: nothing is loaded.
         num_tokens: Tokens that were moved.
         num_blocks: Blocks that they lie in.
         num_bytes: KV bytes that were moved between host and device.
@@ -22,6 +24,7 @@ class Receipt:
         copy_s: Time of the copy between host and device.
         total_s: From the request to the end.
         cause: Why it ended as it did, if not well; a cause of the miss counters.
+        choice: What was weighed before, if a tier says ``load_or_recompute: auto``.
     """
 
     kind: str
@@ -35,6 +38,7 @@ class Receipt:
     copy_s: float = 0.0
     total_s: float = 0.0
     cause: str = ""
+    choice: Choice | None = None
 
     def line(self) -> str:
         """One line for the log."""
@@ -48,6 +52,8 @@ class Receipt:
         ]
         if origin:
             parts.append(f"from {origin}")
+        if self.choice is not None:
+            parts.append(f"choice={self.choice}")
         if self.cause:
             parts.append(f"cause={self.cause}")
         return " ".join(parts)

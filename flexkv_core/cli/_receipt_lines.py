@@ -26,7 +26,7 @@ _RECEIPT = re.compile(
     rf"(?P<kind>load|store|prefetch) request={_RID} status=(?P<status>\w+) tokens=(?P<tokens>{_INT}) "
     rf"blocks=(?P<blocks>{_INT}) bytes=(?P<bytes>{_INT}) "
     rf"staging=(?P<staging>{_REAL})ms copy=(?P<copy>{_REAL})ms total={_REAL}ms bandwidth={_REAL}GB/s"
-    r"(?: from (?P<places>.*?))?(?: cause=(?P<cause>.*))?$"
+    r"(?: from (?P<places>.*?))?(?: choice=(?P<choice>\S+))?(?: cause=(?P<cause>.*))?$"
 )
 _LOOKUP = re.compile(
     rf"lookup rid={_RID} prompt=(?P<prompt>{_INT}) device=(?P<device>{_INT}) promised=(?P<promised>{_INT}) "

@@ -19,6 +19,9 @@ def chain_faults(config: ChainConfig) -> list[Fault]:
     for index, tier in enumerate(config.tiers):
         above = config.tiers[:index]
         faults += [(("tiers", index, field), line) for field, line in _tier_faults(tier, above)]
+        faults += [
+            (("tiers", index, "codec", field), line) for field, line in tier.codec.missing_extras().items()
+        ]
     if not any(_is_written(tier) or _is_filled_elsewhere(tier) for tier in config.tiers):
         line = "no tier is ever written, so nothing can ever be found: set write: through in one of them"
         faults.append((("tiers",), line))
@@ -29,9 +32,6 @@ def _not_built(config: ChainConfig) -> Iterator[Fault]:
     if config.engine.layerwise:
         line = "transfer layer by layer (FLEXKV_ENABLE_LAYERWISE_TRANSFER) is not built yet: leave it false"
         yield ("engine", "layerwise"), line
-    for index, tier in enumerate(config.tiers):
-        if tier.load_or_recompute == "auto":
-            yield ("tiers", index, "load_or_recompute"), "auto is not built yet: take load or recompute"
 
 
 def _tier_faults(tier: TierConfig, above: tuple[TierConfig, ...]) -> Iterator[tuple[str, str]]:
@@ -69,6 +69,8 @@ def chain_notices(config: ChainConfig) -> list[Fault]:
     """Settings that are taken and change nothing, each with its place and the reason."""
     notices: list[Fault] = []
     for index, tier in enumerate(config.tiers):
+        if "level" in tier.codec.model_fields_set and tier.codec.compress == "none":
+            notices.append((("tiers", index, "codec", "level"), "has no effect without compress: zstd"))
         eviction, place = tier.eviction, ("tiers", index, "eviction")
         policy = eviction.policy
         if eviction.hit_reward_s and policy is not EvictionPolicy.LRU:

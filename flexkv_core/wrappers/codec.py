@@ -134,7 +134,7 @@ class CodecTier(WrappedTier):
         return buffer[:padded]
 
     def _decode(self, key: BlockKey, buffer: memoryview, outcome: Outcome, view: memoryview) -> Outcome:
-        if outcome.buffer is not BufferState.COMPLETE or not 0 < outcome.num_bytes <= len(buffer):
+        if outcome.buffer is not BufferState.COMPLETE or not 0 <= outcome.num_bytes <= len(buffer):
             return failed(Status.INVALID, f"OK, but {outcome.num_bytes} B and {outcome.buffer.value}")
         stored = buffer[: outcome.num_bytes]
         try:

@@ -185,8 +185,10 @@ class Encoding:
         self._open(key, head, _FRONT, front, into[: head.raw_front])
 
     def _read_head(self, stored: memoryview) -> _Head:
-        if len(stored) < _HEAD.size or not is_encoded(stored):
+        if len(stored) and not is_encoded(stored):
             raise UndecodableError("not_encoded", "was not written through a codec")
+        if len(stored) < _HEAD.size:
+            raise UndecodableError("damaged", "truncated")
         head = _Head(*_HEAD.unpack_from(stored))
         if head.version != VERSION or head.flags & ~_KNOWN_FLAGS:
             raise UndecodableError("schema", f"codec schema {head.version}, flags {head.flags}")

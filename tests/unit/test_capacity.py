@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flexkv_core.errors import ConfigError
-from flexkv_core.links import KnownKeys, SpeedEstimate, capacity_blocks, check_links
+from flexkv_core.links import KnownKeys, capacity_blocks, check_links
 from flexkv_core.models import TierConfig
 from flexkv_core.testing import MemoryTier, context_for, small_layout
 from flexkv_core.tier import TierCapabilities
@@ -96,16 +96,3 @@ def test_answers_are_bounded(monkeypatch):
     for number in range(30):
         known.note(number.to_bytes(32, "big"), 0.0, is_there=True)
     assert len(known._answers) == 10
-
-
-def test_speed_follows_what_was_seen():
-    speed = SpeedEstimate(weight=0.5)
-    assert speed.seconds_for(100, 1) == 0
-    speed.observe(0, 1.0)
-    speed.observe(100, 0.0)
-    assert speed.seconds_for(100, 1) == 0
-    speed.observe(100, 1.0)
-    assert speed.seconds_for(100, 1) == 1.0
-    speed.observe(300, 1.0)
-    assert speed.bytes_per_s == 200
-    assert speed.seconds_for(400, 2) == 1.0

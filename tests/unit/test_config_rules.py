@@ -80,7 +80,6 @@ def test_settings_without_effect_are_notices():
 
 
 LAYERWISE = "transfer layer by layer (FLEXKV_ENABLE_LAYERWISE_TRANSFER) is not built yet"
-AUTO = "auto is not built yet"
 
 
 @pytest.mark.parametrize(
@@ -113,18 +112,7 @@ def test_layerwise_transfer_is_refused_by_name_as_a_flag(name):
     assert load_config(flags={name: "no"}, environ={}).chain.engine.layerwise is False
 
 
-def test_weighing_a_load_is_refused_by_name(tmp_path):
-    (line,) = findings(environ={"FLEXKV_TIER_HOST_LOAD_OR_RECOMPUTE": "auto"})
-    assert line.startswith(
-        f"environment: FLEXKV_TIER_HOST_LOAD_OR_RECOMPUTE (tiers[0].load_or_recompute): {AUTO}"
-    )
-    tiers = [CHAIN["tiers"][0], {**CHAIN["tiers"][1], "load_or_recompute": "auto"}]
-    file = write(tmp_path, {**CHAIN, "tiers": tiers})
-    (line,) = findings(file)
-    assert line.startswith(f"{file}: tiers[1].load_or_recompute: {AUTO}")
-
-
-@pytest.mark.parametrize("choice", ["load", "recompute"])
-def test_the_other_choices_stay(choice):
+@pytest.mark.parametrize("choice", ["auto", "load", "recompute"])
+def test_load_or_recompute(choice):
     config = load_config(environ={"FLEXKV_TIER_HOST_LOAD_OR_RECOMPUTE": choice})
     assert config.tiers[0].config.load_or_recompute == choice
