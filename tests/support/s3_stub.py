@@ -11,6 +11,7 @@ import os
 import re
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -226,6 +227,49 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.stub.objects.pop(self.name, None)
         self.answer(204)
+
+
+# ---- ways to misbehave, for ``StubS3.treat`` -------------------------------------------------------
+
+
+def cut_after(num_bytes: int) -> How:
+    """Send the head and some of the body, then reset the connection."""
+
+    def how(handler: Handler) -> None:
+        handler.body()
+        _begin(handler, num_bytes)
+        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    return how
+
+
+def end_after(num_bytes: int) -> How:
+    """Send the head and some of the body, then end the connection in good order."""
+
+    def how(handler: Handler) -> None:
+        _begin(handler, num_bytes)
+
+    return how
+
+
+def _begin(handler: Handler, num_bytes: int) -> None:
+    value = handler.value() or b""
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(value)))
+    handler.end_headers()
+    handler.wfile.write(value[:num_bytes])
+    handler.wfile.flush()
+    handler.close_connection = True
+
+
+def refuse(status: int, code: str, message: str = "no", **headers: str) -> How:
+    """Answer with an error of S3."""
+
+    def how(handler: Handler) -> None:
+        handler.body()
+        handler.refuse(status, code, message, **headers)
+
+    return how
 
 
 class StubProcess:

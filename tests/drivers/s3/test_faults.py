@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-import struct
 import time
 from contextlib import closing
 
@@ -16,7 +15,7 @@ from flexkv_core import (
     TierTimeoutError,
     TierUnavailableError,
 )
-from tests.support.s3_stub import StubS3
+from tests.support.s3_stub import StubS3, cut_after, end_after, refuse
 
 SEED = 20240817
 
@@ -35,37 +34,6 @@ def statuses(outcomes):
     return [outcome.status for outcome in outcomes]
 
 
-def cut_after(num_bytes, *, announce=None):
-    """Send the head and some of the body, then reset the connection."""
-
-    def how(handler):
-        handler.body()
-        value = handler.value()
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(value) if announce is None else announce))
-        handler.end_headers()
-        handler.wfile.write(value[:num_bytes])
-        handler.wfile.flush()
-        handler.close_connection = True
-        handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-    return how
-
-
-def end_after(num_bytes):
-    """Send the head and some of the body, then end the connection in good order."""
-
-    def how(handler):
-        value = handler.value()
-        handler.send_response(200)
-        handler.send_header("Content-Length", str(len(value)))
-        handler.end_headers()
-        handler.wfile.write(value[:num_bytes])
-        handler.close_connection = True
-
-    return how
-
-
 def trickle(handler):
     """One byte every few milliseconds, for ever: no silence is ever long."""
     handler.body()
@@ -79,14 +47,6 @@ def trickle(handler):
             time.sleep(0.02)
     except OSError:
         handler.close_connection = True
-
-
-def refuse(status, code, **headers):
-    def how(handler):
-        handler.body()
-        handler.refuse(status, code, **headers)
-
-    return how
 
 
 @pytest.mark.parametrize("how", [cut_after(30_000), end_after(30_000), cut_after(0), end_after(99_999)])

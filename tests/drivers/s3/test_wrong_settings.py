@@ -13,16 +13,7 @@ from pydantic import ValidationError
 
 from flexkv_core import FlexKVError, TierAccessError, TierError, TierUnavailableError
 from flexkv_driver_s3.config import S3Config
-from tests.support.s3_stub import StubS3
-
-
-def refuse(status, code, message="no", **headers):
-    def how(handler):
-        handler.body()
-        handler.refuse(status, code, message, **headers)
-
-    return how
-
+from tests.support.s3_stub import StubS3, refuse
 
 ANSWERS = [
     (404, "NoSuchBucket", TierError, "create it, or mend options.bucket"),
