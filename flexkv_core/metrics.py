@@ -97,6 +97,7 @@ _SUMMARY = frozenset(
         "promises_broken",
         "driver_bugs",
         "abandoned_tasks",
+        "adapter_faults",
         "invalidations",
         "foreign_blocks",
         "quarantined_slots",

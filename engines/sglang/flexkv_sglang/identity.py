@@ -7,7 +7,7 @@ model's configuration and, for a local folder, over samples of its weight files.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -113,31 +113,58 @@ def weight_samples(folder: Path) -> Iterator[bytes]:
 
 
 class AdapterDigests:
-    """Digests of the LoRA adapters that requests name, each read once.
+    """Digests of the LoRA adapters that requests name, read when an adapter is loaded.
+
+    Not when it is first used: its files may have been written over by then.
 
     Threads: the scheduler's.
     """
 
     def __init__(self, tp_worker: Any) -> None:
-        """Adapters as SGLang's worker knows them."""
+        """Adapters as SGLang's worker knows them; those that it has already are read now."""
         self._worker = tp_worker
         self._known: dict[str, str] = {}
         self._nonce = token_hex(8)
+        self._loads = 0
+        for lora_id in self._refs():
+            self._read(lora_id)
 
     def of(self, lora_id: str) -> str:
         """The adapter's digest; empty for no adapter.
 
-        Where its files are out of reach (a hub's name), its id with a number of this process: an id alone may
-        stay while the files change, so such an adapter's blocks are not found again after a restart.
+        Where its files are out of reach (a hub's name, tensors), its id with a number of this process and
+        this load: an id alone may stay while the weights change, so such an adapter's blocks are not found
+        again after a restart.
         """
         if not lora_id:
             return ""
         if lora_id not in self._known:
-            runner = getattr(self._worker, "model_runner", None)
-            refs = getattr(getattr(runner, "lora_manager", None), "lora_refs", None) or {}
-            path = getattr(refs.get(lora_id), "lora_path", None)
-            self._known[lora_id] = (adapter_digest(Path(path)) if path else "") or f"{lora_id}.{self._nonce}"
+            self._read(lora_id)
         return self._known[lora_id]
+
+    def loaded(self, lora_id: str) -> bool:
+        """An adapter was loaded: read it again.
+
+        SGLang keeps the id of an adapter that it puts out to make room and loads again when it is asked for.
+        Source: sglang 0.5.23, managers/tokenizer_control_mixin.py, lora_ref_cache.
+
+        Returns:
+            Whether its id was known with another content.
+        """
+        before = self._known.get(lora_id)
+        self._read(lora_id)
+        return before not in (None, self._known[lora_id])
+
+    def _refs(self) -> Mapping[str, Any]:
+        runner = self._worker.model_runner if self._worker is not None else None
+        manager = getattr(runner, "lora_manager", None)  # before 0.5.20 it is not there without adapters
+        return manager.lora_refs if manager is not None else {}
+
+    def _read(self, lora_id: str) -> None:
+        self._loads += 1
+        ref = self._refs().get(lora_id)
+        digest = adapter_digest(Path(ref.lora_path)) if ref is not None and ref.lora_path else ""
+        self._known[lora_id] = digest or f"{lora_id}.{self._nonce}.{self._loads}"
 
 
 def adapter_digest(folder: Path) -> str:

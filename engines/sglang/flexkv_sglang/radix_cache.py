@@ -34,6 +34,7 @@ from .identity import AdapterDigests, model_namespace
 from .pools import check_dtype, device_planes
 from .seam_cache import Checkpoint, Loaded, Prompt, SeamRadixCache, Verdict
 from .transfers import open_transfer
+from .weights import WeightChanges
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ def _fails_open(default: Any) -> Callable[[_Method], _Method]:
                 if not self.fails_open:
                     raise
                 self.is_broken = True
+                self.connector.manager.metrics.count("adapter_faults", method=method.__name__)
                 logger.exception("[FlexKV] a fault in %s: the cache is off, serving goes on", method.__name__)
                 return default
 
@@ -136,7 +138,10 @@ class FlexKVRadixCache(SeamRadixCache):
         self._stores: list[_Store] = []
         self._quarantine: list[tuple[int, torch.Tensor]] = []
         self._ordered: list[int] = []
-        self._weights_are_suspect = False
+        self._weights = WeightChanges()
+        self._flush: Callable[[], bool] = lambda: False
+        self._is_flushing = False
+        self._mixed_adapters: set[str] = set()
         self._ticks = 0
         super().__init__(ctx)
         pool = compat.kv_pool(ctx)
@@ -177,7 +182,7 @@ class FlexKVRadixCache(SeamRadixCache):
 
     @_fails_open(0)
     def on_match(self, handle: RequestHandle, prompt: Prompt, have: int) -> int:
-        if self._weights_are_suspect:
+        if self._weights.are_suspect or prompt.namespace.adapter in self._mixed_adapters:
             return 0
         load = self._loads.get(handle)
         if load is not None:
@@ -290,7 +295,9 @@ class FlexKVRadixCache(SeamRadixCache):
 
     @_fails_open(None)
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
-        if self._weights_are_suspect or not (checkpoint.is_finished or self._engine.store_running):
+        if not (checkpoint.is_finished or self._engine.store_running):
+            return
+        if self._weights.are_suspect or checkpoint.namespace.adapter in self._mixed_adapters:
             return
         task = self.connector.store_kv(
             checkpoint.handle,
@@ -333,6 +340,7 @@ class FlexKVRadixCache(SeamRadixCache):
         self._ticks += 1
         self.connector.begin_pass()
         self._counter_log.tick()
+        self._flush_if_owed()
         if self._stores:
             self._end_stores()
         if self._quarantine:
@@ -392,6 +400,10 @@ class FlexKVRadixCache(SeamRadixCache):
             pending = [s.task for s in self._stores] + [t for t, _ in self._quarantine] + self._ordered
             if not self.connector.wait_over(pending[0], max(0.0, end - time.monotonic())):
                 return False
+            if self.is_broken:  # nothing is taken off its lists any more
+                return all(
+                    self.connector.wait_over(task, max(0.0, end - time.monotonic())) for task in pending
+                )
             self.on_tick()
         return True
 
@@ -410,19 +422,54 @@ class FlexKVRadixCache(SeamRadixCache):
         self._stores.clear()
         self._quarantine.clear()
         self.connector.reset()
-        self._weights_are_suspect = False
-        self.connector.manager.metrics.gauge("weights_suspect", 0)
+        self._mixed_adapters.clear()
+        self._weights.flushed()
+        self.connector.manager.metrics.gauge("weights_suspect", int(self._weights.are_suspect))
 
     def on_weights_changed(self, reason: str) -> None:
         logger.warning(
             "[FlexKV] %s: all tiers are invalidated; nothing is stored or restored before the next flush",
             reason,
         )
-        self._weights_are_suspect = True
+        self._weights.begins()
         self.connector.manager.metrics.gauge("weights_suspect", 1)
         for handle in list(self._loads):
             self._give_up(handle)
         self.connector.invalidate()
+
+    def on_weights_settled(self, call: str, flush: Callable[[], bool], *, is_ok: bool) -> None:
+        self._weights.ended(call, is_ok=is_ok)
+        self._flush = flush
+        if not is_ok:
+            logger.warning(
+                "[FlexKV] %s has failed, and may have changed some weights: the device is flushed when "
+                "no request runs",
+                call,
+            )
+        self._flush_if_owed()
+
+    def _flush_if_owed(self) -> None:
+        """Empty the device where SGLang does not, once nothing runs; a flush ticks, too."""
+        if self._weights.want_flush and not self._is_flushing:
+            self._is_flushing = True
+            try:
+                self._flush()
+            finally:
+                self._is_flushing = False
+
+    @_fails_open(None)
+    def on_adapter_loaded(self, lora_id: str) -> None:
+        if not self._adapters.loaded(lora_id):
+            return
+        logger.warning(
+            "[FlexKV] LoRA adapter %s was loaded with another content: until the next flush nothing of it is "
+            "stored or restored",
+            lora_id,
+        )
+        self._mixed_adapters.add(lora_id)
+        for handle in list(self._loads):
+            self._give_up(handle)
+        self.connector.reset()
 
     def on_sleep(self) -> None:
         if not self.may_flush():

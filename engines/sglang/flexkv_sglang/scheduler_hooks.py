@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
 _WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+ADAPTER_CALLS = ("load_lora_adapter", "load_lora_adapter_from_tensors")
 WEIGHT_CALLS = (
     "update_weights_from_disk",
     "update_weights_from_distributed",
@@ -73,6 +74,8 @@ def _set_hooks(*, is_ticked: bool) -> None:
         if hasattr(manager, name):
             _hook(f"{_WEIGHTS}.{name}", _around_weights(name), "around")
     _hook(f"{_WEIGHTS}.release_memory_occupation", _before_sleep, "before")
+    for name in ADAPTER_CALLS:
+        _hook(f"{_SCHEDULER}.{name}", _after_adapter, "after")
     if not is_ticked:
         _hook(
             seam.tick,
@@ -122,12 +125,28 @@ def _around_weights(name: str) -> Callable[..., Any]:
             return original(manager, *args, **kwargs)
         cache.on_weights_changed(name)
         _watched.weights_are_changing = True
+        is_ok = False
         try:
-            return original(manager, *args, **kwargs)
+            answer = original(manager, *args, **kwargs)
+            is_ok = bool(getattr(answer, "success", False))
         finally:
             _watched.weights_are_changing = False
+            cache.on_weights_settled(name, lambda: _flush_if_idle(manager.scheduler), is_ok=is_ok)
+        return answer
 
     return around
+
+
+def _flush_if_idle(scheduler: Any) -> bool:
+    """SGLang's own flush, which is refused, with a warning, while requests run."""
+    return _is_idle(scheduler) and bool(scheduler.flush_cache(empty_cache=False))
+
+
+def _after_adapter(result: Any, _scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
+    """An adapter was loaded; under an id that was there before, if SGLang had made room in between."""
+    cache = _watched.cache()
+    if cache is not None and getattr(result, "success", True):
+        cache.on_adapter_loaded(recv_req.lora_id)
 
 
 def _before_sleep(_manager: Any, recv_req: Any, *_: Any, **__: Any) -> None:

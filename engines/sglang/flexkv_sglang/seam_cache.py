@@ -13,7 +13,7 @@ A ``_seam`` method is this module's own.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -203,6 +203,18 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
         SGLang usually resets the tree afterwards, but need not (``flush_cache: false``): until the next
         ``on_reset`` what is on the device may be of either weights, so neither store it nor match.
         """
+
+    def on_weights_settled(self, call: str, flush: Callable[[], bool], *, is_ok: bool) -> None:
+        """The call that ``on_weights_changed`` has announced is over.
+
+        Args:
+            call: Its name.
+            flush: Empties the device by SGLang's own means; False while requests run.  Good for later, too.
+            is_ok: Whether SGLang says that it succeeded.
+        """
+
+    def on_adapter_loaded(self, lora_id: str) -> None:
+        """A LoRA adapter was loaded; SGLang may load another content under an id that it had before."""
 
     def on_sleep(self) -> None:
         """The device's KV memory is about to be unmapped: no copy may touch it until further notice."""

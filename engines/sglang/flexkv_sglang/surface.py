@@ -80,6 +80,8 @@ def _names_of(body: Sequence[ast.stmt]) -> Names:
             _add_method(found, node)
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found.fields.append(node.target.id)
+        elif isinstance(node, ast.ClassDef):
+            found.attributes.add(node.name)
         elif isinstance(node, ast.Assign):
             found.attributes.update(t.id for t in node.targets if isinstance(t, ast.Name))
     return found

@@ -81,7 +81,7 @@ def _if(when: Callable[[Seam], bool], *some: Iterator[Touched]) -> Iterator[Touc
 _WEIGHT_CALLS = "update_weights_from_disk update_weights_from_distributed update_weights_from_tensor "
 _WEIGHT_CALLS += "update_weights_from_ipc release_memory_occupation"
 _REQUEST = "rid extra_key lora_id origin_input_ids output_ids full_untruncated_fill_ids last_node "
-_REQUEST += "host_hit_length storage_hit_length finished"
+_REQUEST += "host_hit_length storage_hit_length finished skip_radix_cache_insert to_finish"
 _TREE = "root_node device page_size disable is_eagle req_to_token_pool token_to_kv_pool_allocator"
 _CONTEXT = "server_args params is_hybrid_swa is_hybrid_ssm is_dsa tp_worker model_config tp_size tp_rank "
 _CONTEXT += "enable_hierarchical_cache disable_radix_cache"
@@ -152,12 +152,15 @@ TOUCHED: tuple[Touched, ...] = (
     *_if(lambda s: s.kv_record, _names(BATCH, "Req", "kv")),
     *_if(lambda s: s.kv_record, _names(BATCH, "ReqKvInfo", "req_pool_idx cache_protected_len")),
     *_if(lambda s: not s.kv_record, _names(BATCH, "Req", "req_pool_idx cache_protected_len")),
+    Touched(BATCH, "Req", "discard_output_reason", without="to_finish alone ends the request"),
+    *_names(BATCH, "", "FINISH_ABORT"),
     *_names("constants.py", "", "HEALTH_CHECK_RID_PREFIX"),
     # ---- pools
     *_names(POOLS, "ReqToTokenPool", "req_to_token"),
     *_names(POOLS, "KVCache", "size page_size dtype store_dtype layer_num"),
     *_names(POOLS, "MHATokenToKVPool", "k_buffer v_buffer get_kv_size_bytes"),
     *_names(POOLS, "MLATokenToKVPool", "kv_buffer get_kv_size_bytes"),
+    *_calls(POOLS, "KVCache", register_layer_transfer_counter=("layer_transfer_counter",)),
     # what pools must not have: were one of these renamed, it would not be seen any more
     *_names(POOLS, "MHATokenToKVPool", "use_hnd kv_cache_layout is_quantized_kv_cache k_scale_buffer"),
     *_names(POOLS, "MLATokenToKVPool", "use_dsa"),
@@ -186,7 +189,8 @@ TOUCHED: tuple[Touched, ...] = (
     *_names(HOOKS, "HookRegistry", "_hooks _patched"),
     *_names(HOOKS, "HookType", "BEFORE AFTER AROUND REPLACE"),
     # ---- the scheduler
-    *_calls(SCHEDULER, "Scheduler", flush_cache=("empty_cache",), is_fully_idle=()),
+    *_calls(SCHEDULER, "Scheduler", flush_cache=("empty_cache",), is_fully_idle=(), run_batch=("batch",)),
+    *_names(SCHEDULER, "Scheduler", "chunked_req _pending_chunked_abort_req"),
     *_if(lambda s: s.flush_ignores_waiting, _names(SCHEDULER, "Scheduler", "_engine_paused")),
     *_calls(
         SCHEDULER,
@@ -198,7 +202,7 @@ TOUCHED: tuple[Touched, ...] = (
     *_names(POLICY, "AddReqResult", "OTHER"),
     # ---- weights and adapters
     *_calls(WEIGHTS, "SchedulerWeightUpdaterManager", **dict.fromkeys(_WEIGHT_CALLS.split(), ("recv_req",))),
-    *_names(WEIGHTS, "SchedulerWeightUpdaterManager", "flush_cache is_fully_idle"),
+    *_names(WEIGHTS, "SchedulerWeightUpdaterManager", "scheduler"),
     *(
         Touched(WEIGHTS, "SchedulerWeightUpdaterManager", name, without="before 0.5.21 there are no sessions")
         for name in ("begin_weight_update", "end_weight_update")
@@ -208,6 +212,7 @@ TOUCHED: tuple[Touched, ...] = (
     *_names(IO, "LoadLoRAAdapterReqInput", "lora_id"),
     *_names(IO, "LoadLoRAAdapterFromTensorsReqInput", "lora_id"),
     *_names("managers/tp_worker.py", "TpModelWorker", "model_runner"),
+    *_names("managers/tp_worker.py", "TpModelWorker", "register_hicache_layer_transfer_counter"),
     *_names("model_executor/model_runner.py", "ModelRunner", "forward_stream lora_manager"),
     *_names("lora/lora_manager.py", "LoRAManager", "lora_refs"),
     *_names("lora/lora_registry.py", "LoRARef", "lora_path"),

@@ -252,5 +252,12 @@ def test_adapters_are_named_by_their_files(tmp_path) -> None:
     before = digests.of("id1")
     assert len(before) == 32
     (tmp_path / "adapter_model.safetensors").write_bytes(b"retrain")
-    assert digests.of("id1") == before, "read once per id"
+    assert digests.of("id1") == before, "read when it is loaded, not when it is used"
     assert identity.AdapterDigests(worker).of("id1") != before
+    assert digests.loaded("id1"), "the same id with another content"
+    assert digests.of("id1") != before
+    assert not digests.loaded("id1")
+    assert not digests.loaded("id3"), "a new one"
+    unknown = digests.of("id2")
+    assert digests.loaded("id2"), "nobody can tell whether it is the same"
+    assert digests.of("id2") != unknown
