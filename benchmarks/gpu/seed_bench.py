@@ -66,7 +66,8 @@ def report(kind: str, name: str, qps: float, answers: list[Answer], seconds: flo
     print(
         f"  {kind:15} {name:9} QPS {qps}: TTFT avg/p50/p90/p99 {statistics.mean(first) * 1e3:.0f}/"
         f"{at(first, 0.5):.0f}/{at(first, 0.9):.0f}/{at(first, 0.99):.0f} ms, "
-        f"E2E p50 {at(whole, 0.5):.0f} ms, {len(answers) / seconds:.2f} requests/s; {shares or 'nothing cached'}",
+        f"E2E p50 {at(whole, 0.5):.0f} ms, {len(answers) / seconds:.2f} requests/s; "
+        f"{shares or 'nothing cached'}",
         flush=True,
     )
 
