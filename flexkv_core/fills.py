@@ -53,10 +53,18 @@ class Fill:
 
 @dataclass(eq=False)
 class FillBatch:
-    """What a load call's end is looked up by."""
+    """What a load call's end is looked up by.
+
+    Attributes:
+        link: Where the blocks come from.
+        fills: The blocks.
+        pins: Blocks of that tier that are pinned for it.
+        call: The call.
+    """
 
     link: Link
     fills: list[Fill]
+    pins: list[BlockKey] = field(default_factory=list)
     call: Call | None = None
 
 
@@ -82,8 +90,8 @@ class Fills:
         host = parts.host_link.number if parts.host_link is not None else -1
         most = max(1, int(parts.host_capacity_blocks * prefetch_share))
         self.prefetched = Prefetched(parts.index, parts.metrics, host=host, most_blocks=most)
-        self.on_filled: Callable[[Fill, float], None] = lambda _fill, _now: None
-        """A block lies whole in its slot; who uses it on takes it in this call."""
+        self.on_filled: Callable[[Sequence[Fill], float], None] = lambda _fills, _now: None
+        """Blocks lie whole in their slots; who uses them on takes them in this call."""
         self.on_failed: Callable[[Fill, str, float], None] = lambda _fill, _cause, _now: None
         """A block does not come, for this cause."""
         self.on_promoted: Callable[[Sequence[BlockKey], int], None] = lambda _keys, _source: None
@@ -112,18 +120,17 @@ class Fills:
         """
         new = [i for i in numbers if plan.keys[i] not in self._fills]
         wanted = self._worth_prefetching(plan, new, now) if is_prefetch else new
-        for i in wanted:
-            self._pin_source(plan.tiers[i], plan.keys[i])
+        pins = [(link, self._pin(link, keys)) for link, keys in self._sources(plan, wanted)]
         slots = self._capacity.take_host_slots(self._host_link, len(wanted)) if wanted else []
         available = new[len(slots)] if len(slots) < len(new) else len(plan.keys)
-        for i in wanted[len(slots) :]:
-            self._unpin_source(plan.tiers[i], plan.keys[i])
         fresh = self._new_fills(plan, wanted[: len(slots)], chain, slots, now)
         if is_prefetch:
             self.prefetched.begin(len(fresh))
             for fill in fresh:
                 fill.is_prefetch = True
         self._submit(fresh, now, can_wait=is_prefetch)
+        for link, keys in pins:  # each call has pinned its own by now
+            self._unpin(link, keys)
         return available
 
     def _worth_prefetching(self, plan: LoadPlan, new: Sequence[int], now: float) -> Sequence[int]:
@@ -166,13 +173,19 @@ class Fills:
             if batch.call is not None and not any(fill.waiting for fill in batch.fills):
                 batch.link.workers.withdraw(batch.call)
 
-    def _pin_source(self, tier: int, key: BlockKey) -> None:
-        if self._links[tier].is_indexed:
-            self._index.pin(tier, key)
+    def _sources(self, plan: LoadPlan, numbers: Sequence[int]) -> list[tuple[Link, list[BlockKey]]]:
+        """Blocks of a plan by the tier that they lie in."""
+        found: dict[int, list[BlockKey]] = {}
+        for i in numbers:
+            found.setdefault(plan.tiers[i], []).append(plan.keys[i])
+        return [(self._links[tier], keys) for tier, keys in found.items()]
 
-    def _unpin_source(self, tier: int, key: BlockKey) -> None:
-        if self._links[tier].is_indexed:
-            self._index.unpin(tier, key)
+    def _pin(self, link: Link, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        return self._index.pin_ends(link.number, keys) if link.is_indexed else []
+
+    def _unpin(self, link: Link, keys: Sequence[BlockKey]) -> None:
+        for key in keys:
+            self._index.unpin(link.number, key)
 
     def _new_fills(
         self, plan: LoadPlan, numbers: Sequence[int], chain: BlockChain, slots: Sequence[int], now: float
@@ -232,10 +245,11 @@ class Fills:
                 self._submit_batch(link, [mine[i] for i in batch], now, can_wait=can_wait)
 
     def _submit_batch(self, link: Link, fills: list[Fill], now: float, *, can_wait: bool) -> None:
-        batch = FillBatch(link, fills)
+        keys = [fill.key for fill in fills]
+        batch = FillBatch(link, fills, self._pin(link, keys))
         batch.call = Call(
             Verb.LOAD,
-            [fill.key for fill in fills],
+            keys,
             self._host.pool.views([fill.slot for fill in fills], self._layout.slot_bytes),
             can_wait=can_wait,
             deadline=now + link.config.load_deadline_s,
@@ -250,11 +264,11 @@ class Fills:
         """A load call has ended."""
         if end.is_late:
             batch.link.note_late(end)
+        self._unpin(batch.link, batch.pins)
         good: list[Fill] = []
         sizes: list[int] = []
         for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
             del self._fills[fill.key]
-            self._unpin_source(fill.link.number, fill.key)
             if outcome.is_ok:
                 good.append(fill)
                 sizes.append(outcome.num_bytes)
@@ -282,9 +296,8 @@ class Fills:
         for fill in fills:
             if fill.is_prefetch:
                 self.prefetched.arrived(fill.key, fill.num_tokens, now)
-            self.on_filled(fill, now)
-            if not fill.is_promoted:
-                self._host.drop([fill.slot])
+        self.on_filled(fills, now)
+        self._host.drop([fill.slot for fill in fills if not fill.is_promoted])
 
     def _fill_failed(self, fill: Fill, outcome: Outcome, now: float, *, is_adrift: bool) -> None:
         link = fill.link

@@ -9,6 +9,7 @@ Threads: the chain's thread only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .choice import Choice
@@ -156,17 +157,21 @@ class Loads:
             self._fills.wait_for(plan.keys[i], job, i)
         return to_fill
 
-    def _filled(self, fill: Fill, now: float) -> None:
-        key, slot, host = fill.key, fill.slot, self._host_link
-        for job, position in fill.waiting:
-            job.slots[position] = slot
-            if fill.is_promoted and host is not None:
-                self._index.pin(host.number, key)
-                job.pinned.append(key)
-            else:
-                self._host.use([slot])
-                job.lent.append(slot)
-            job.num_waiting -= 1
+    def _filled(self, fills: Sequence[Fill], now: float) -> None:
+        arrived: dict[LoadJob, list[Fill]] = {}
+        for fill in fills:
+            for job, position in fill.waiting:
+                job.slots[position] = fill.slot
+                arrived.setdefault(job, []).append(fill)
+        for job, mine in arrived.items():
+            if self._host_link is not None:
+                kept = [fill.key for fill in mine if fill.is_promoted]
+                job.pinned += self._index.pin_ends(self._host_link.number, kept)
+            lent = [fill.slot for fill in mine if not fill.is_promoted]
+            self._host.use(lent)
+            job.lent += lent
+            job.num_waiting -= len(mine)
+        for job in arrived:
             if not job.num_waiting and job.state is LoadState.STAGING:
                 self._staged(job, now)
 
