@@ -26,7 +26,7 @@ _PREFETCH_BATCH = 8
 """Blocks of one prefetching call: what is needed now waits behind one such call at most."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Fill:
     """One block on its way from a lower tier into a host slot.
 
