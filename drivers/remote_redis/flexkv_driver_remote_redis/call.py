@@ -75,16 +75,28 @@ class Call:
             with opened as wire:
                 is_all = len(places) == len(self.names)
                 names = self.names if is_all else [self.names[place] for place in places]
-                for place, outcome in zip(places, self.talk(wire, names, places), strict=True):
+                answers = self.talk(wire, names, places)
+                if isinstance(answers, list):
+                    self._take_all(wire, places, answers)
+                    return
+                for place, outcome in zip(places, answers, strict=True):
                     self.outcomes[place] = outcome
                     done += 1
-                    if outcome.status is Status.UNAVAILABLE and outcome is not REDIRECTED:
-                        # A server that is a replica now, or loads, may not be the right one next time.
-                        wire.is_spent = True
+                    wire.is_spent |= _is_wrong_server(outcome)
         except CAUGHT as exc:
             servers.note_trouble()
             is_touched = wire is not None and wire.is_filling
             self._fail(places[done:], exc, is_touched=is_touched)
+
+    def _take_all(self, wire: Wire, places: Sequence[int], answers: list[Outcome]) -> None:
+        """A thousand answers in one step: few of them differ, and each is looked at once."""
+        if len(answers) == len(self.outcomes):
+            self.outcomes = answers
+        else:
+            for place, outcome in zip(places, answers, strict=True):
+                self.outcomes[place] = outcome
+        different = {id(outcome): outcome for outcome in answers}.values()
+        wire.is_spent |= any(map(_is_wrong_server, different))
 
     def _fail(self, places: Sequence[int], exc: Exception, *, is_touched: bool = False) -> None:
         fault = fault_of(exc)
@@ -92,3 +104,8 @@ class Call:
         for i, place in enumerate(places):
             state = BufferState.UNCERTAIN if is_touched and i == 0 else BufferState.UNTOUCHED
             self.outcomes[place] = failed(fault.status, fault.reason, state)
+
+
+def _is_wrong_server(outcome: Outcome) -> bool:
+    """Whether the server, a replica now or loading, may not be the right one next time."""
+    return outcome.status is Status.UNAVAILABLE and outcome is not REDIRECTED

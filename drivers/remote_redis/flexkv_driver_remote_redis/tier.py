@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 import weakref
+from binascii import hexlify
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -46,8 +47,6 @@ MAX_BATCH = 128
 
 MAX_LOOKUP = 4096
 """A key costs about 110 bytes to ask for: one round trip for a prompt of 256k tokens."""
-
-KEY_BYTES = 32
 
 
 class RedisTier(Tier):
@@ -151,9 +150,8 @@ class RedisTier(Tier):
         )
 
     def _names(self, keys: Sequence[BlockKey]) -> list[bytes]:
-        # Hex, so that people, ACL patterns and cluster slots meet no odd byte; all keys at once.
-        digits = b"".join(keys).hex("\n", KEY_BYTES).encode()
-        return (self._prefix + digits.replace(b"\n", b"\n" + self._prefix)).split(b"\n")
+        # Hex, so that people, ACL patterns and cluster slots meet no odd byte.
+        return [self._prefix + digits for digits in map(hexlify, keys)]
 
     @contextmanager
     def _running(self, operation: str) -> Iterator[Servers]:
@@ -217,7 +215,7 @@ def _counting(verb: bytes, meaning: Callable[[bytes], Outcome]) -> Talk:
         lines = wire.ask(verb, names)
         # Few different lines, many keys: each is interpreted once.
         known = {line: meaning(line) for line in set(lines)}
-        return [known[line] for line in lines]
+        return list(map(known.__getitem__, lines))
 
     return talk
 
