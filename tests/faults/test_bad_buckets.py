@@ -290,19 +290,18 @@ def test_no_permission_on_ceph(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hours", [-2, 2])
 def test_clock_skew_on_ceph(
     ceph_bucket: Bucket,
     on_ceph: OpenOnCeph,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    hours: int,
 ) -> None:
+    """A clock that is late; one that is early does not disturb this gateway."""
     world = on_ceph(ceph_bucket.create().name)
     true_time = botocore.auth.get_current_datetime
     with monkeypatch.context() as here:
-        skew = datetime.timedelta(hours=hours)
-        here.setattr(botocore.auth, "get_current_datetime", lambda *a, **kw: true_time(*a, **kw) + skew)
+        skew = datetime.timedelta(hours=2)
+        here.setattr(botocore.auth, "get_current_datetime", lambda *a, **kw: true_time(*a, **kw) - skew)
         check_survived(world, caplog, "lookup_failures", "denied", "clock differs too much")
         world.settle()
     check_mended(world)

@@ -26,6 +26,9 @@ from flexkv_core import (
 
 from .wire import NotS3Error, RefusedError, ShortBodyError, TooLongError
 
+SKEW_S = 900
+"""Clocks may differ by so much, says S3; a signed request is good for as long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -206,14 +209,18 @@ def _answer_fault(refusal: RefusedError) -> Fault:
     fault = BY_CODE.get(refusal.code) or BY_STATUS.get(refusal.status)
     if fault is None:
         fault = _BUSY if refusal.status >= 500 else _wrong("the server refuses the request")
-    if fault is _RIGHTS and (
-        "expired" in refusal.message.lower() or "not yet valid" in refusal.message.lower()
-    ):
+    if fault is _RIGHTS and _is_a_matter_of_clocks(refusal):
         fault = _CLOCK
     line = fault.line
     if fault is _REGION and refusal.region:
         line = f"{line} to {refusal.region}"
     return replace(fault, line=f"{line} ({refusal.status} {refusal.code or 'without a code'})")
+
+
+def _is_a_matter_of_clocks(refusal: RefusedError) -> bool:
+    """Whether an "access denied" means the signature's time.  Ceph's gateway says no more than that."""
+    message = refusal.message.lower()
+    return "expired" in message or "not yet valid" in message or refusal.skew_s >= SKEW_S
 
 
 def _as_refusal(exc: boto.ClientError) -> RefusedError:

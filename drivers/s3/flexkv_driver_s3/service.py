@@ -25,12 +25,10 @@ from botocore.loaders import create_loader
 
 from .answers import read_listing, read_text
 from .config import S3Config
-from .errors import EXPECTED
+from .errors import EXPECTED, SKEW_S
 from .sockets import WireLimits
 from .wire import Exchange, Wire
 
-_SIGNATURE_S = 900
-"""A signed request is good for as long as S3 tolerates clocks to differ."""
 PAGE_KEYS = 1000
 _LISTED_BYTES = 1200
 """Most that a listing says of one object: its name, 1 KiB at most, and some marks."""
@@ -96,7 +94,7 @@ class Service:
     def _sign(self, method: str, url: str) -> str:
         request = AWSRequest(method, url)
         frozen = self._credentials.get_frozen_credentials()
-        S3SigV4QueryAuth(frozen, "s3", self._region, expires=_SIGNATURE_S).add_auth(request)
+        S3SigV4QueryAuth(frozen, "s3", self._region, expires=SKEW_S).add_auth(request)
         return str(request.url)
 
     def get(self, name: str, limit: int, query: str = "") -> bytes:

@@ -16,6 +16,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +26,7 @@ from .sockets import Connection, WireLimits
 LOST = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """How a connection says that the other side has ended it."""
 _ERROR_BODY_BYTES = 64 << 10
+_SIGNED_AT = re.compile(r"[?&]X-Amz-Date=(\d{8}T\d{6}Z)")
 _TAG = re.compile(rb"<(Code|Message|Region)>([^<]{0,500})</")
 
 
@@ -35,13 +38,15 @@ class RefusedError(Exception):
         code: S3's error code, or an empty string.
         message: S3's message.
         region: The bucket's region where the server named it.
+        skew_s: By how much the server's clock differs from the one that the request was signed by.
     """
 
-    def __init__(self, status: int, code: str, message: str, region: str = "") -> None:
+    def __init__(self, status: int, code: str, message: str, region: str = "", skew_s: float = 0.0) -> None:
         self.status = status
         self.code = code
         self.message = message
         self.region = region
+        self.skew_s = skew_s
         super().__init__(f"{status} {code} {message}".strip())
 
 
@@ -112,7 +117,8 @@ class Exchange:
         found = {name.decode(): text.decode(errors="replace") for name, text in _TAG.findall(raw)}
         region = found.get("Region") or str(response.headers.get("x-amz-bucket-region", ""))
         self._release(response)
-        raise RefusedError(response.status, found.get("Code", ""), found.get("Message", ""), region)
+        skew_s = _skew_s(self._target, str(response.headers.get("Date", "")))
+        raise RefusedError(response.status, found.get("Code", ""), found.get("Message", ""), region, skew_s)
 
     def read_into(self, view: memoryview) -> int:
         """Receive the body into the front of ``view`` (writable uint8); returns its length.
@@ -170,6 +176,19 @@ class Exchange:
         if self._reply is not None:
             self._reply.close()
         self._connection.close()
+
+
+def _skew_s(target: str, date: str) -> float:
+    """Seconds between a signature's time and an answer's; 0 where one of them is not told."""
+    signed = _SIGNED_AT.search(target)
+    try:
+        answered = parsedate_to_datetime(date)
+    except ValueError:
+        return 0.0
+    if signed is None or answered.tzinfo is None:
+        return 0.0
+    at = datetime.strptime(f"{signed[1]}+0000", "%Y%m%dT%H%M%SZ%z")
+    return abs((answered - at).total_seconds())
 
 
 class Wire:

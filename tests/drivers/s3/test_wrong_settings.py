@@ -8,6 +8,7 @@ import ipaddress
 import ssl
 import threading
 
+import botocore.auth
 import pytest
 from pydantic import ValidationError
 
@@ -49,6 +50,18 @@ def test_region_is_named_where_the_server_names_it(stub, open_tier):
 def test_signed_request_that_the_server_finds_expired_is_a_matter_of_clocks(stub, open_tier):
     stub.treat("GET", "list-type", refuse(403, "AccessDenied", "Request has expired"))
     with pytest.raises(TierAccessError, match="clock"):
+        open_tier()
+
+
+@pytest.mark.parametrize(("hours", "words"), [(0, "allow s3:ListBucket"), (-2, "clock"), (2, "clock")])
+def test_signed_at_another_time_and_denied_without_a_word_is_a_matter_of_clocks(
+    stub, open_tier, monkeypatch, hours, words
+):
+    skew = datetime.timedelta(hours=hours)
+    true_time = botocore.auth.get_current_datetime
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *a, **kw: true_time(*a, **kw) + skew)
+    stub.treat("GET", "list-type", refuse(403, "AccessDenied"))
+    with pytest.raises(TierAccessError, match=words):
         open_tier()
 
 
