@@ -1,7 +1,8 @@
 """One process's connections: a server, a master behind Sentinels, or a cluster.
 
 redis-py connects, authenticates, encrypts and pools; how many connections are in use at once is
-bounded here.  The library's own retries are off: the core retries, with one deadline for all.
+bounded here, and those that are well stay with their wires (see ``kept``).  The library's own
+retries are off: the core retries, with one deadline for all.
 
 Threads: any.  ``_lock`` covers the making of the client and the refresh of a cluster's map; the
 pools have locks of their own, and no lock is held while bytes move.
@@ -27,6 +28,7 @@ from redis.sentinel import Sentinel
 
 from .config import RedisConfig, TlsConfig
 from .faults import refusal_of
+from .kept import Held, KeptWires
 from .raw_wire import RawWire
 from .wire import ClientWire, Wire
 
@@ -55,6 +57,7 @@ class Servers:
         self._lock = threading.Lock()
         self._client: Any = None
         self._helpers: list[Any] = []  # further clients that the library made, to be closed as well
+        self._kept = KeptWires()
         self.is_raw = True
 
     def routes(self, names: Sequence[bytes]) -> list[tuple[Any, list[int]]]:
@@ -94,22 +97,34 @@ class Servers:
                 f"all {self._config.connections} connections were busy for {self._config.timeout_s:g} s"
             )
         try:
-            connection = _take(pool)
+            held = self._kept.take(pool) or self._connect(pool)
             is_clean = False
             try:
-                wire = self._wire_on(connection)
-                yield wire
-                wire.end()
-                is_clean = not wire.num_pending and not wire.is_spent
+                yield held.wire
+                is_clean = not held.wire.num_pending and not held.wire.is_spent
             finally:
                 if not is_clean:
-                    connection.disconnect()
-                pool.release(connection)
+                    self._kept.drop_all()  # what is wrong with one is likely wrong with all
+                    held.drop()
+                elif held.wire.is_quiet:
+                    self._kept.keep(held)
+                else:
+                    held.give_back()
         finally:
             self._places.release()
 
+    def _connect(self, pool: Any) -> Held:
+        connection = _take(pool)
+        try:
+            return Held(pool, connection, self._wire_on(connection))
+        except BaseException:
+            connection.disconnect()
+            pool.release(connection)
+            raise
+
     def close(self) -> None:
         """Close every connection; a later call would connect again."""
+        self._kept.drop_all()
         with self._lock:
             clients, self._client, self._helpers = [self._client, *self._helpers], None, []
         for client in clients:

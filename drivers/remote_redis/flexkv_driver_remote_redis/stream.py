@@ -59,6 +59,19 @@ class SocketStream:
             self._limit_waits(0)
         self._sock.settimeout(self._old_timeout)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether this is a plain socket, still connected, and nothing has come that nobody asked for."""
+        if not self._is_plain or self._start != self._stop:
+            return False
+        try:
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def _begin(self) -> None:
         self._deadline = monotonic() + self._timeout_s
 

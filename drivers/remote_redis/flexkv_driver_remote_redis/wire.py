@@ -55,11 +55,15 @@ class Wire(Protocol):
         num_pending: Replies that were asked for and not yet read.
         is_filling: Whether bytes of an unfinished reply already lie in the caller's buffer.
         is_spent: Whether the connection is to be closed though nothing is wrong with the stream.
+        is_quiet: Whether the next call may use the wire as it is: it is connected and nothing came.
     """
 
     num_pending: int
     is_filling: bool
     is_spent: bool
+
+    @property
+    def is_quiet(self) -> bool: ...
 
     def ask(self, verb: bytes, names: Sequence[bytes]) -> list[bytes]:
         """One command per name, in one round trip; the reply lines, in order."""
@@ -93,6 +97,7 @@ class ClientWire:
     num_pending = 0
     is_filling = False
     is_spent = False
+    is_quiet = False
 
     def __init__(self, execute: Callable[..., Any], refusal: Callable[[Exception], Refusal | None]) -> None:
         """Take the call that runs a command, and the one that tells a refusal from other exceptions."""
