@@ -1,14 +1,20 @@
 """Copies that wait for their worker: loads before stores, in order of arrival.
 
-Threads: the engine's thread adds; one worker takes; others may wake it.  ``CopyQueue`` has one
-lock (its condition); nothing else is locked while it is held, and no ticket is finished under it.
+Loads that are awaited layer by layer take turns, so that the first layers of all of them come before
+the last layer of any.
+
+Threads: the engine's thread adds; one worker, or one for each direction, advances; others may wake
+it.  One thread at a time advances copies of a direction: while a copy is *taken* by the thread
+that added it, the direction's worker waits.  ``CopyQueue`` has one lock (its condition); nothing
+else is locked while it is held, and no ticket is finished under it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import islice, takewhile
 
 from ..errors import TransferError
 from ..transfer import CopyJob, Ticket
@@ -26,15 +32,18 @@ class Copy:
         self.ticket = ticket
         self.is_load = is_load
         self.has_begun = False
+        self.is_taken = False
+        self.num_steps = 0
         self._steps = steps
 
     def step(self) -> bool:
         """Do the next piece; False when there is none left."""
+        self.num_steps += 1
         return next(self._steps, self) is not self
 
 
 class CopyQueue:
-    """Two queues; the first load goes before the first store."""
+    """Two queues; loads go before stores."""
 
     def __init__(self) -> None:
         """Empty and open."""
@@ -48,15 +57,33 @@ class CopyQueue:
         if self._is_closed:
             raise TransferError("the transfer is closed", job=job.number)
 
-    def add(self, copy: Copy) -> None:
+    def add(self, copy: Copy, *, take: bool = False) -> bool:
         """Queue a copy.
+
+        Args:
+            copy: The copy.
+            take: Whether the calling thread would like to begin it itself.
+
+        Returns:
+            Whether it may: no other copy of this direction is queued.  It advances the copy and
+            then calls ``give_back`` or ``remove``.
 
         Raises:
             TransferError: closed.
         """
         with self._changed:
             self.check_open(copy.ticket.job)
-            (self._loads if copy.is_load else self._stores).append(copy)
+            queue = self._queue_of(copy)
+            copy.is_taken = copy.has_begun = take and not queue
+            queue.append(copy)
+            if not copy.is_taken:
+                self._changed.notify_all()
+            return copy.is_taken
+
+    def give_back(self, copy: Copy) -> None:
+        """Leave the rest of a taken copy to the worker."""
+        with self._changed:
+            copy.is_taken = False
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -64,19 +91,23 @@ class CopyQueue:
         with self._changed:
             self._changed.notify_all()
 
-    def heads(self, may_go: Callable[[Copy], bool]) -> list[Copy] | None:
-        """The first load and the first store, as far as they may go; waits until one may.
+    def heads(
+        self, may_go: Callable[[Copy], bool], ways: Collection[bool] = (True, False)
+    ) -> list[Copy] | None:
+        """Loads, the best one first, and the next store, as far as they may go; waits until one may.
 
         Args:
             may_go: Whether a copy's next piece has room; quick, locks nothing, called under the lock.
+            ways: The directions in question: True for loads, False for stores.
 
         Returns:
             None when the queue is closed and empty.
         """
         with self._changed:
             while True:
-                heads = [queue[0] for queue in (self._loads, self._stores) if queue]
-                ready = [copy for copy in heads if may_go(copy)]
+                queues = (self._loads if is_load else self._stores for is_load in ways)
+                heads = [copy for queue in queues for copy in _candidates(queue)]
+                ready = [copy for copy in heads if not copy.is_taken and may_go(copy)]
                 if ready:
                     return ready
                 if self._is_closed and not heads:
@@ -90,11 +121,13 @@ class CopyQueue:
             return copy.has_begun
 
     def remove(self, copy: Copy) -> None:
-        """Take a copy out, which must be at the head of its queue."""
+        """Take a copy out that has ended."""
         with self._changed:
-            queue = self._loads if copy.is_load else self._stores
-            if queue.popleft() is not copy:
-                raise AssertionError("only the first copy of a queue may be taken out")
+            self._queue_of(copy).remove(copy)
+            self._changed.notify_all()
+
+    def _queue_of(self, copy: Copy) -> deque[Copy]:
+        return self._loads if copy.is_load else self._stores
 
     def close(self) -> list[Copy]:
         """Take no more; returns the copies that have not begun, which are out of the queue now."""
@@ -105,3 +138,10 @@ class CopyQueue:
             self._stores = deque(copy for copy in self._stores if copy.has_begun)
             self._changed.notify_all()
         return waiting
+
+
+def _candidates(queue: deque[Copy]) -> list[Copy]:
+    """The first copy; if layerwise loads stand first all of them, those with the fewest turns first."""
+    if not queue or queue[0].is_taken or not queue[0].ticket.job.layerwise:
+        return list(islice(queue, 1))
+    return sorted(takewhile(lambda copy: copy.ticket.job.layerwise, queue), key=lambda copy: copy.num_steps)

@@ -6,9 +6,11 @@ launched before may still write the slots that the load was given.  A ticket is 
 after its last event has passed, so a stored block's bytes lie in host memory before anybody
 hears of it.
 
-Threads: the engine's thread queues and takes fences.  The worker (``flexkv-copy-<n>``) owns both
-lanes: streams, rings, submission.  Two waiters (``-loads``, ``-stores``) wait for events and
-finish tickets.  ``_in_flight`` is under ``_lock``; ``_chunks`` is replaced, never changed.
+Threads: the engine's thread queues, takes fences, and submits a copy's first pieces itself where
+nothing is queued before it.  A worker for each direction (``flexkv-copy-<n>-load``, ``-store``)
+submits the rest; whoever submits has the direction's lane (streams, ring) to itself.  Two waiters
+(``-loads``, ``-stores``) wait for events and finish tickets.  ``_in_flight`` is under ``_lock``;
+``_chunks`` and ``_bounds`` are replaced, never changed.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ import torch
 from ..buffers import HostRegion
 from ..errors import TransferError
 from ..metrics import Metrics
-from ..transfer import CopyJob, Fence
+from ..transfer import CopyJob, Fence, HostSpans
 from .copy_queue import Copy
 from .cuda_ticket import CudaFence, CudaTicket, Streams
-from .gpu import CudaGpu, Event, Gpu, PinError
-from .lane import DeviceJob, Lane, PlaneTable, plane_rows
+from .gpu import Event, Gpu, PinError
+from .lane import DeviceJob, Lane, PlaneTable, plane_rows, send_planes
 from .measure import Thresholds, measure_thresholds, warm_up
-from .pieces import CopyLimits, JobTable, Piece, cut, job_table, run_bytes
+from .pieces import CopyLimits, Piece, cut, job_table, run_bytes
 from .pinning import pin_region, unpin_chunks
 from .planes import DevicePlanes
 from .regions import Int64
@@ -56,7 +58,8 @@ class CudaCopyConfig:
         store_staged_bytes: The same for stores.
         ring_bytes: Device memory for each direction's ring: 128 MiB keeps the link busy while
             one part is submitted.
-        ring_parts: Parts of a ring: one filling, one emptying, two between.
+        ring_parts: Pieces of full size that a ring holds: one filling, one emptying.  The larger a
+            piece, the fewer pauses the copy engine makes.
         batch_bytes: Most bytes of one launch.
         load_window_bytes: Most bytes of loads under way on the device; None for no limit, so that
             the engine's stream can be ordered behind a whole load soon after it was queued.
@@ -65,6 +68,9 @@ class CudaCopyConfig:
         load_blocks: Thread blocks of a direct load: reads over the link need many in flight.
         store_blocks: Thread blocks of a direct store: writes need few.
         ring_blocks: Thread blocks between ring and pages.
+        edge_blocks: The same for a copy's first and last piece, whose time is added to the link's.
+        pieces_at_once: Pieces of a copy that the calling thread submits itself; 0 leaves all to the
+            workers.  Three are the whole of a small copy, and 0.1 ms of the thread's time.
         pin: ``require`` refuses a region that cannot be pinned; ``prefer`` goes on without, more
             slowly, and says so.
         pin_chunk_bytes: Bytes pinned in one call.
@@ -75,13 +81,15 @@ class CudaCopyConfig:
     load_staged_bytes: int | None = None
     store_staged_bytes: int | None = None
     ring_bytes: int = 128 << 20
-    ring_parts: int = 4
+    ring_parts: int = 2
     batch_bytes: int = 64 << 20
     load_window_bytes: int | None = None
     store_window_bytes: int | None = 96 << 20
     load_blocks: int = 16
     store_blocks: int = 8
     ring_blocks: int = 16
+    edge_blocks: int = 128
+    pieces_at_once: int = 3
     pin: Literal["require", "prefer"] = "prefer"
     pin_chunk_bytes: int = 1 << 30
     submit_wait_s: float = 0.005
@@ -125,14 +133,15 @@ class CudaTransfer(QueuedTransfer):
         """
         device = planes.device
         number = device.index or 0
-        super().__init__(planes, number)
         self.config = config or CudaCopyConfig()
-        self._gpu = gpu or CudaGpu(device)
+        super().__init__(planes, number, is_split=True, pieces_at_once=self.config.pieces_at_once)
+        self._gpu = gpu or _cuda(device)
         self._streams: Streams = streams or (lambda: [torch.cuda.current_stream(device)])
         self._metrics = metrics or Metrics()
         self._lock = threading.Lock()
         self._in_flight = {True: 0, False: 0}
         self._chunks: dict[int, Int64 | None] = {}
+        self._bounds = np.empty(0, dtype=np.int64)
         self._gpu.bind()
         self._ways = {is_load: self._open_way(is_load, number) for is_load in (True, False)}
         self._table = self._plane_table()
@@ -154,8 +163,14 @@ class CudaTransfer(QueuedTransfer):
         except TransferError:
             unpin_chunks(self._gpu, [] if starts is None else starts.tolist())
             raise
-        self._chunks = {**self._chunks, region.address: starts}
+        self._know({**self._chunks, region.address: starts})
         self._metrics.gauge("host_pinned", float(all(known is not None for known in self._chunks.values())))
+
+    def _know(self, chunks: dict[int, Int64 | None]) -> None:
+        """Which regions there are, and where their pinned chunks begin."""
+        known = [starts for starts in chunks.values() if starts is not None]
+        self._chunks = chunks
+        self._bounds = np.sort(np.concatenate([np.empty(0, np.int64), *known]))
 
     def fence(self) -> Fence:
         return CudaFence(self._gpu, self._streams())
@@ -201,10 +216,8 @@ class CudaTransfer(QueuedTransfer):
             [plane.data_ptr() for plane in self.planes.planes],
             [plane.stride(0) for plane in self.planes.planes],
         )
-        stream = self._gpu.stream()
-        table = PlaneTable(self._gpu.upload(rows, stream), word, self.planes.num_slots)
-        self._gpu.drain(stream)
-        return table
+        table = send_planes(self._gpu, self._ways[True].lane.kernels, rows)
+        return PlaneTable(table, word, self.planes.num_slots)
 
     def _prepare(self, job: CopyJob, *, is_load: bool) -> Copy:
         slots, are_on_device = self._slots_of(job)
@@ -212,16 +225,28 @@ class CudaTransfer(QueuedTransfer):
         if len(spans) and int(np.bitwise_or.reduce(spans.payload)) % self._table.word_bytes:
             why = f"host slots must be aligned to {self._table.word_bytes} B"
             raise TransferError(f"copy {job.number} refused: {why}", job=job.number)
-        used = [memory.address for memory, _ in self._regions.split(spans.payload, spans.end(self.layout))]
-        chunks = [self._chunks.get(address) for address in used]
         fences: list[Event] = list(job.after.events) if isinstance(job.after, CudaFence) else []
         if is_load or are_on_device:
             fences += CudaFence(self._gpu, self._streams()).events
-        sizes = (job.num_tokens * self.layout.token_bytes, self.layout.num_layers)
+        num_bytes = int((spans.last - spans.first).sum()) * self.layout.token_bytes
+        sizes = (num_bytes, self.layout.num_layers)
         ticket = CudaTicket(job, sizes, self._gpu, self._streams, self.config.submit_wait_s)
-        return Copy(
-            ticket, self._steps(ticket, (spans, slots), chunks, fences, is_load=is_load), is_load=is_load
-        )
+        is_pinned = self._is_pinned(job, spans)
+        steps = self._steps(ticket, (spans, slots), fences, is_load=is_load, is_pinned=is_pinned)
+        return Copy(ticket, steps, is_load=is_load)
+
+    def _is_pinned(self, job: CopyJob, spans: SpanTable) -> bool:
+        """Whether all host memory of a job is.  Raises TransferError if some is not registered."""
+        if isinstance(job.spans, HostSpans) and len(spans):
+            region, slot_bytes = job.spans.pool.region, job.spans.pool.slot_bytes
+            first = int(spans.payload.min()) - self.layout.header_bytes
+            last = int(spans.payload.max()) - self.layout.header_bytes
+            is_inside = region.address <= first and last + slot_bytes <= region.address + region.num_bytes
+            if is_inside and self._regions.has(region.address):
+                return self._chunks.get(region.address) is not None
+        places = self._regions.split(spans.payload, spans.end(self.layout))
+        known = [self._chunks.get(memory.address) is not None for memory, _ in places]
+        return all(known)
 
     def _slots_of(self, job: CopyJob) -> tuple[Any, bool]:
         """Device slots as an array that was checked, or as the device's tensor, which the kernel checks."""
@@ -235,34 +260,55 @@ class CudaTransfer(QueuedTransfer):
         self,
         ticket: CudaTicket,
         parts: tuple[SpanTable, Any],
-        chunks: Sequence[Int64 | None],
         fences: Sequence[Event],
         *,
         is_load: bool,
+        is_pinned: bool,
     ) -> Iterator[None]:
         """Submit the copy, piece by piece; the waiter finishes its ticket."""
         began = perf_counter()
         way = self._ways[is_load]
         table = job_table(*parts)
-        known = [starts for starts in chunks if starts is not None]
         layerwise = is_load and ticket.job.layerwise
         pieces = cut(
-            self.layout, table, way.limits, layerwise=layerwise, can_be_direct=len(known) == len(chunks)
+            self.layout,
+            table,
+            way.limits,
+            layerwise=layerwise,
+            can_be_direct=is_pinned,
+            ends_small=is_load,
         )
-        bounds = np.sort(np.concatenate([np.empty(0, np.int64), *known]))
-        job = way.lane.begin(table, bounds, fences)
-        for piece in pieces:
-            blocks = self.config.ring_blocks if piece.is_staged else way.direct_blocks
-            way.lane.submit(job, piece, self._table, blocks)
-            self._mark(ticket, way, piece, self._piece_bytes(table, piece), layerwise=layerwise)
-            yield
-        last = way.lane.mark()
+        job = way.lane.begin(table, self._table, fences, self._bounds, is_pinned=is_pinned)
+        try:
+            yield from self._submit_pieces(ticket, way, job, pieces, layerwise=layerwise)
+            last = way.lane.mark()
+        except BaseException:
+            way.lane.forget(job)
+            raise
         ticket.mark_layer(self.layout.num_layers - 1, last)
-        way.waiter.put(last, partial(self._finish, ticket, began, job))
+        way.waiter.put(last, partial(self._finish, ticket, began, way.lane, job))
 
-    def _piece_bytes(self, table: JobTable, piece: Piece) -> int:
-        tokens = table.tokens(piece.first_span, piece.last_span)
-        return tokens * run_bytes(self.layout, piece.first_plane, piece.last_plane)
+    def _submit_pieces(
+        self, ticket: CudaTicket, way: _Way, job: DeviceJob, pieces: Iterator[Piece], *, layerwise: bool
+    ) -> Iterator[None]:
+        """Pauses between pieces, not after the last."""
+        piece = next(pieces, None)
+        while piece is not None:
+            way.lane.submit(job, piece, self._blocks(way, piece))
+            coming = next(pieces, None)
+            tokens = job.table.tokens(piece.first_span, piece.last_span)
+            num_bytes = tokens * run_bytes(self.layout, piece.first_plane, piece.last_plane)
+            # The end of the last piece is that of the job.
+            if coming is not None or way.window_bytes < _NEVER:
+                self._mark(ticket, way, piece, num_bytes, layerwise=layerwise)
+            if coming is not None:
+                yield
+            piece = coming
+
+    def _blocks(self, way: _Way, piece: Piece) -> int:
+        if not piece.is_staged:
+            return way.direct_blocks
+        return self.config.edge_blocks if piece.is_edge else self.config.ring_blocks
 
     def _mark(self, ticket: CudaTicket, way: _Way, piece: Piece, num_bytes: int, *, layerwise: bool) -> None:
         """Put an event behind a piece if somebody needs to know of its end."""
@@ -290,13 +336,15 @@ class CudaTransfer(QueuedTransfer):
                 self._in_flight[is_load] -= num_bytes
             self._queue.wake()
 
-    def _finish(self, ticket: CudaTicket, began: float, job: DeviceJob, fault: Exception | None) -> None:
+    def _finish(
+        self, ticket: CudaTicket, began: float, lane: Lane, job: DeviceJob, fault: Exception | None
+    ) -> None:
         """The last event has passed; ``job`` kept its table until now.  On the waiter's thread."""
         number = ticket.job.number
         error = None
-        is_unchecked = isinstance(job.table.device_slots, torch.Tensor)
+        unchecked = job.on_device if isinstance(job.table.device_slots, torch.Tensor) else None
         try:
-            if fault is None and is_unchecked and self._gpu.last_word(job.on_device):
+            if fault is None and unchecked is not None and self._gpu.word(unchecked, job.table.fault_at):
                 why = "device slots beyond the pool; their rows did not move"
                 error = TransferError(f"copy {number}: {why}", job=number)
         except Exception as late:  # noqa: BLE001 - the device failed now: so did the copy
@@ -304,7 +352,16 @@ class CudaTransfer(QueuedTransfer):
         if fault is not None:
             error = TransferError(f"copy {number} failed on the device: {fault!r}", job=number)
             error.__cause__ = fault
+        lane.finish(job)
         ticket.finish(perf_counter() - began, error)
+
+    def _may_submit(self, copy: Copy) -> bool:
+        return (
+            self._ways[copy.is_load].lane.is_shallow
+            and isinstance(copy.ticket.job.after, CudaFence)
+            and self._may_go(copy)
+            and self._gpu.is_bound()
+        )
 
     def _may_go(self, copy: Copy) -> bool:
         return self._in_flight[copy.is_load] < self._ways[copy.is_load].window_bytes
@@ -315,18 +372,24 @@ class CudaTransfer(QueuedTransfer):
     def _settle(self, copy: Copy) -> None:
         _drain(self._ways[copy.is_load].lane)
 
-    def _work(self) -> None:
+    def _work(self, ways: tuple[bool, ...]) -> None:
         self._gpu.bind()
-        super()._work()
+        super()._work(ways)
 
     def _forget(self, address: int) -> None:
         """A region closes: nothing may move there any more, then it is unpinned."""
         starts = self._chunks.get(address)
-        self._chunks = {known: value for known, value in self._chunks.items() if known != address}
+        self._know({known: value for known, value in self._chunks.items() if known != address})
         for way in self._ways.values():
             _drain(way.lane)
         if starts is not None:
             unpin_chunks(self._gpu, starts.tolist())
+
+
+def _cuda(device: torch.device) -> Gpu:
+    from .cuda_gpu import CudaGpu
+
+    return CudaGpu(device)
 
 
 def _drain(lane: Lane) -> None:

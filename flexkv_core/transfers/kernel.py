@@ -1,4 +1,4 @@
-"""The one kernel: rows between pages and a *linear* side, which is a host slot or a ring part.
+"""The kernels.  The one that matters moves rows between pages and a *linear* side: host slot or ring.
 
 All planes and many blocks go in one launch.  An item of work is a tile of one block's run of one
 plane; on the linear side such a run has no gap, so its words are read and written in order.
@@ -15,6 +15,10 @@ TILE = 2048
 """Words of a tile: 16 KiB in flight for each thread block, enough for PCIe with a few of them."""
 
 NUM_WARPS = 8
+
+SEND_TILE = 1024
+
+SEND_WARPS = 4
 
 PLANE_FIELDS = 4
 """Of one plane in the plane table: address, words from row to row, words of a row, words a token before."""
@@ -119,3 +123,24 @@ def move_rows(  # type: ignore[no-untyped-def] # triton allows no return type
             tl.store(page, tl.load(linear, mask=inside), mask=inside)
         else:
             tl.store(linear, tl.load(page, mask=inside), mask=inside)
+
+
+@triton.jit(do_not_specialize=["source", "target", "num_words"])  # type: ignore[untyped-decorator] # as above
+def send_words(  # type: ignore[no-untyped-def] # triton allows no return type
+    source: tl.int64,
+    target: tl.int64,
+    num_words: tl.int32,
+    TILE: tl.constexpr,
+):
+    """Copy words, a tile a thread block; host memory may be one side.
+
+    Args:
+        source: Address.
+        target: Address.
+        num_words: How many.
+        TILE: Words of a thread block.
+    """
+    place = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = place < num_words
+    words = tl.load(source.to(tl.pointer_type(tl.int64)) + place, mask=inside)
+    tl.store(target.to(tl.pointer_type(tl.int64)) + place, words, mask=inside)

@@ -2,29 +2,40 @@
 
 Who waits for whom, which is all there is to get right:
 
-* The kernel's stream alone touches pages; a job's fence is put before its first kernel.
-* A ring part is ``full`` when its producer has ended, and the consumer waits for that; it is
-  ``free`` when its consumer has ended, and the next producer waits for that.  In a load the
-  copy engine produces and the kernel consumes, in a store the reverse.
+* The kernels' stream alone touches pages; a job's fences are put before its first kernel.
+* A piece in the ring is *full* when its producer has ended, and the consumer waits for that; its
+  place is *free* when its consumer has ended, and the next producer there waits for that.  In a
+  load the copy engine produces and the kernel consumes, in a store the reverse.
 * ``mark`` puts an event behind both streams.
 
 A load's copies into the ring do not wait for the fence: they touch no page.
 
-Threads: the transfer's worker alone, apart from construction and ``drain``.
+Threads: one at a time submits (see ``worker``), and owns ``_submitted``; ``finish`` is called by the
+direction's waiter, which owns ``_finished``; ``_tables`` is a deque, which both may use; ``drain``
+is for any.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import torch
 
 from ..layout import BlockLayout
-from .gpu import Event, Gpu, Move
+from .gpu import Event, Gpu, Move, Stream, Table
 from .pieces import JobTable, Piece, engine_copies, run_bytes, split_at
 from .regions import Int64
+from .ring import Ring
+
+_KEPT_TABLES = 3
+_KEPT_WORDS = 1 << 16
+"""Of a table that is kept for the next job: enough for 60,000 tokens."""
+
+_DEEP = 12
+"""Pieces under way from which on the driver's queue may be full.  Seen on an H200: it takes some fifty."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +48,7 @@ class PlaneTable:
         num_slots: Device slots that there are.
     """
 
-    on_device: Any
+    on_device: Table
     word_bytes: int
     num_slots: int
 
@@ -56,26 +67,45 @@ def plane_rows(layout: BlockLayout, addresses: Sequence[int], strides: Sequence[
     return table, word
 
 
-@dataclass(frozen=True, eq=False)
+def send_planes(gpu: Gpu, stream: Stream, rows: Int64) -> Table:
+    """The plane table on the device, for good."""
+    table = gpu.table(rows.size, stream)
+    table.host[:] = rows.reshape(-1)
+    gpu.send(stream, table, rows.size, may_block=True)
+    gpu.drain(stream)
+    return table
+
+
+@dataclass(eq=False)
 class DeviceJob:
-    """A job whose table is on the device.
+    """A job under way.
 
     Attributes:
         table: The job.
-        on_device: Its packed table, kept until the job has ended.
-        bounds: Where chunks of pinned memory begin.
+        planes: Between whose pages.
+        fences: What its first kernel waits for.
+        bounds: Where chunks of pinned memory begin; None if no block crosses one.
+        is_pinned: Whether all of its host memory is.
+        on_device: Its packed table, from the first kernel to the job's end.
+        longest: Words of the longest run of rows.
+        num_pieces: Pieces submitted.
     """
 
     table: JobTable
-    on_device: Any
-    bounds: Int64
+    planes: PlaneTable
+    fences: Sequence[Event]
+    bounds: Int64 | None
+    is_pinned: bool
+    on_device: Table | None = None
+    longest: int = 0
+    num_pieces: int = 0
 
 
 class Lane:
     """Loads, or stores, of one device."""
 
     def __init__(self, gpu: Gpu, layout: BlockLayout, ring: tuple[int, int], *, is_load: bool) -> None:
-        """Allocate the ring, given as bytes of a part and number of parts."""
+        """Allocate the ring, given as bytes of a part and number of parts; a piece fills at most a part."""
         part_bytes, num_parts = ring
         self._gpu = gpu
         self._layout = layout
@@ -83,36 +113,68 @@ class Lane:
         self.kernels = gpu.stream()
         self.engine = gpu.stream()
         self.part_bytes = part_bytes
-        self._ring = gpu.allocate(part_bytes * num_parts, self.kernels)
-        self._full = [gpu.event() for _ in range(num_parts)]
-        self._free = [gpu.event() for _ in range(num_parts)]
-        self._next = 0
+        self._memory = gpu.allocate(part_bytes * num_parts, self.kernels)
+        self._ring = Ring(part_bytes * num_parts, gpu.event)
+        self._full = gpu.event()
+        self._tables = deque(gpu.table(_KEPT_WORDS, self.kernels) for _ in range(_KEPT_TABLES))
+        self._widest = max(plane.row_bytes for plane in layout.planes)
+        self._submitted = 0
+        self._finished = 0
+        self._engine_is_behind = True
+        """Whether the engine's stream is behind all kernels; a store's are, a direct store's are not."""
         ready = gpu.event()
         ready.record(self.kernels)
         gpu.wait(self.engine, ready)
 
-    def begin(self, table: JobTable, bounds: Int64, fences: Sequence[Event]) -> DeviceJob:
-        """Put a job's fences before its first kernel and upload its table behind them."""
-        for event in fences:
-            self._gpu.wait(self.kernels, event)
-        on_device = self._gpu.upload_job(table.spans, table.device_slots, self.kernels)
-        return DeviceJob(table, on_device, bounds)
+    @property
+    def is_shallow(self) -> bool:
+        """Whether so little is under way that submitting more cannot block."""
+        return self._submitted - self._finished < _DEEP
 
-    def submit(self, job: DeviceJob, piece: Piece, planes: PlaneTable, blocks: int) -> None:
-        """Queue one piece; returns at once."""
+    def begin(
+        self, table: JobTable, planes: PlaneTable, fences: Sequence[Event], bounds: Int64, *, is_pinned: bool
+    ) -> DeviceJob:
+        """Prepare a job; nothing is queued yet.
+
+        Args:
+            table: The job.
+            planes: The pool.
+            fences: What the first kernel waits for.
+            bounds: Where chunks of pinned memory begin, ascending.
+            is_pinned: Whether all of the job's host memory is pinned.
+        """
+        crossed = bounds if len(bounds) > 1 and _crosses(self._layout, table, bounds) else None
+        return DeviceJob(table, planes, fences, crossed, is_pinned)
+
+    def submit(self, job: DeviceJob, piece: Piece, blocks: int) -> None:
+        """Queue one piece, with so many thread blocks for its kernel."""
+        may_block = not self.is_shallow
+        job.num_pieces += 1
+        self._submitted += 1
         if not piece.is_staged:
-            self._gpu.move(self.kernels, self._move(job, piece, planes, blocks, 0))
+            self._move(job, piece, blocks, 0, may_block=may_block)
+            self._engine_is_behind = False
             return
-        part = self._next
-        self._next = (part + 1) % len(self._full)
-        address = self._ring.data_ptr() + part * self.part_bytes
-        producer, consumer = (self.engine, self.kernels) if self._is_load else (self.kernels, self.engine)
-        self._gpu.wait(producer, self._free[part])
-        self._fill(job, piece, planes, blocks, address, by_engine=self._is_load)
-        self._full[part].record(producer)
-        self._gpu.wait(consumer, self._full[part])
-        self._fill(job, piece, planes, blocks, address, by_engine=not self._is_load)
-        self._free[part].record(consumer)
+        group = run_bytes(self._layout, piece.first_plane, piece.last_plane)
+        held = job.table.held
+        size = held[piece.last_span - 1] - (held[piece.first_span - 1] if piece.first_span else 0)
+        at, behind = self._ring.place(size * group)
+        place = self._memory.data_ptr() + at
+        if self._is_load:
+            self._wait(self.engine, behind)
+            self._copy(job, piece, place, may_block=may_block)
+            self._full.record(self.engine)
+            self._gpu.wait(self.kernels, self._full)
+            self._move(job, piece, blocks, place, may_block=may_block)
+            self._ring.keep().record(self.kernels)
+            return
+        self._wait(self.kernels, behind)
+        self._move(job, piece, blocks, place, may_block=may_block)
+        self._full.record(self.kernels)
+        self._gpu.wait(self.engine, self._full)
+        self._copy(job, piece, place, may_block=may_block)
+        self._ring.keep().record(self.engine)
+        self._engine_is_behind = True
 
     def mark(self) -> Event:
         """An event behind all that was submitted."""
@@ -121,45 +183,82 @@ class Lane:
             # The kernel consumes what the engine brings: its stream is behind the engine's.
             event.record(self.kernels)
             return event
-        event.record(self.kernels)
-        self._gpu.wait(self.engine, event)
-        last = self._gpu.event()
-        last.record(self.engine)
-        return last
+        if not self._engine_is_behind:
+            self._full.record(self.kernels)
+            self._gpu.wait(self.engine, self._full)
+            self._engine_is_behind = True
+        event.record(self.engine)
+        return event
+
+    def finish(self, job: DeviceJob) -> None:
+        """The job's last event has passed: its table can serve another."""
+        self._finished += job.num_pieces
+        table, job.on_device = job.on_device, None
+        if table is not None and len(table.host) == _KEPT_WORDS and len(self._tables) < _KEPT_TABLES:
+            self._tables.append(table)
+
+    def forget(self, job: DeviceJob) -> None:
+        """A job whose submission failed: it will not be finished."""
+        self._submitted -= job.num_pieces
 
     def drain(self) -> None:
         """Block until nothing that was submitted moves any more."""
         self._gpu.drain(self.kernels)
         self._gpu.drain(self.engine)
 
-    def _fill(
-        self, job: DeviceJob, piece: Piece, planes: PlaneTable, blocks: int, ring: int, *, by_engine: bool
-    ) -> None:
-        """One half of a staged piece: between host and ring, or between ring and pages."""
-        if not by_engine:
-            self._gpu.move(self.kernels, self._move(job, piece, planes, blocks, ring))
-            return
-        copies = split_at(engine_copies(self._layout, job.table, piece), job.bounds)
-        for place, host, num_bytes in zip(
-            (copies.ring + ring).tolist(), copies.host.tolist(), copies.num_bytes.tolist(), strict=True
-        ):
-            target, source = (place, host) if self._is_load else (host, place)
-            self._gpu.copy(self.engine, target, source, num_bytes)
+    def _wait(self, stream: Stream, event: Event | None) -> None:
+        if event is not None:
+            self._gpu.wait(stream, event)
 
-    def _move(self, job: DeviceJob, piece: Piece, planes: PlaneTable, blocks: int, ring: int) -> Move:
-        layout, word = self._layout, planes.word_bytes
-        rows = max(plane.row_bytes for plane in layout.planes[piece.first_plane : piece.last_plane])
-        longest = int(job.table.spans[piece.first_span : piece.last_span, 3].max())
-        return Move(
-            planes=planes.on_device.data_ptr(),
-            job=job.on_device.data_ptr(),
-            slots_at=job.table.slots_at,
-            num_slots=planes.num_slots,
-            fault_at=job.table.fault_at,
+    def _copy(self, job: DeviceJob, piece: Piece, place: int, *, may_block: bool) -> None:
+        """The engine's half of a staged piece: between host and ring."""
+        copies = engine_copies(self._layout, job.table, piece, place, to_device=self._is_load)
+        if job.bounds is not None:
+            copies = split_at(copies, job.bounds, to_device=self._is_load)
+        self._gpu.copy(self.engine, copies, is_pinned=job.is_pinned, may_block=may_block)
+
+    def _open(self, job: DeviceJob, *, may_block: bool) -> Table:
+        """Before a job's first kernel: its fences, and its table behind them."""
+        for event in job.fences:
+            self._gpu.wait(self.kernels, event)
+        table = job.table
+        slots, start, count = table.device_slots, table.slots_at, table.num_words
+        job.on_device = on_device = self._table(count)
+        on_device.host[:start] = table.spans.reshape(-1)
+        on_device.host[table.fault_at] = 0
+        is_tensor = isinstance(slots, torch.Tensor)
+        if not is_tensor:
+            on_device.host[start : table.fault_at] = slots
+        self._gpu.send(self.kernels, on_device, count, may_block=may_block)
+        if is_tensor:
+            self._gpu.put(self.kernels, on_device, start, slots)
+        job.longest = int(table.spans[:, 3].max()) * self._widest // job.planes.word_bytes
+        return on_device
+
+    def _table(self, num_words: int) -> Table:
+        if num_words <= _KEPT_WORDS:
+            try:
+                return self._tables.popleft()
+            except IndexError:
+                num_words = _KEPT_WORDS
+        return self._gpu.table(num_words, self.kernels)
+
+    def _move(self, job: DeviceJob, piece: Piece, blocks: int, ring: int, *, may_block: bool) -> None:
+        """Queue the kernel of a piece."""
+        on_device = job.on_device
+        if on_device is None:
+            on_device = self._open(job, may_block=may_block)
+        layout, word, table = self._layout, job.planes.word_bytes, job.table
+        move = Move(
+            planes=job.planes.on_device.data_ptr(),
+            job=on_device.data_ptr(),
+            slots_at=table.slots_at,
+            num_slots=job.planes.num_slots,
+            fault_at=table.fault_at,
             first_span=piece.first_span,
             first_plane=piece.first_plane,
             num_planes=piece.last_plane - piece.first_plane,
-            longest_run=longest * rows // word,
+            longest_run=job.longest,
             num_spans=piece.last_span - piece.first_span,
             ring=ring,
             group_words=run_bytes(layout, piece.first_plane, piece.last_plane) // word,
@@ -169,3 +268,11 @@ class Lane:
             word_bytes=word,
             blocks=blocks,
         )
+        self._gpu.move(self.kernels, move, may_block=may_block)
+
+
+def _crosses(layout: BlockLayout, table: JobTable, bounds: Int64) -> bool:
+    """Whether a block lies in two chunks."""
+    first = table.spans[:, 0]
+    last = first + table.spans[:, 1] * layout.token_bytes - 1
+    return bool((bounds.searchsorted(first, "right") != bounds.searchsorted(last, "right")).any())

@@ -12,9 +12,11 @@ for block b of n_b tokens, planes ``first_plane`` and following,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,17 +40,19 @@ class CopyLimits:
         run_bytes: In layerwise loads, layers are grouped until a block's run has so many bytes:
             shorter runs do not fill the link.
         launch_bytes: ... and until a launch moves so many.
+        edge_bytes: About so much goes first, and last: the link idles while the first rows are
+            gathered, and the copy is not over before the last rows are in their pages.
     """
 
     staged_bytes: int
     part_bytes: int
     batch_bytes: int = 64 << 20
-    run_bytes: int = 1 << 20
+    run_bytes: int = 512 << 10
     launch_bytes: int = 4 << 20
+    edge_bytes: int = 8 << 20
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """What is submitted at once.
 
     Attributes:
@@ -57,6 +61,7 @@ class Piece:
         first_plane: First plane, in the layout's order.
         last_plane: One behind the last.
         is_staged: Through the ring, or directly.
+        is_edge: Whether it is the first or the last of a job, whose kernel nothing hides.
         ends_layer: The layer up to which all is in place after this piece; -1 for none.
     """
 
@@ -65,10 +70,11 @@ class Piece:
     first_plane: int
     last_plane: int
     is_staged: bool
+    is_edge: bool = False
     ends_layer: int = -1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class JobTable:
     """A job's spans as the kernel reads them: whole blocks first.
 
@@ -92,27 +98,45 @@ class JobTable:
         """Where the word is that tells of a bad device slot: behind them."""
         return self.spans.size + len(self.device_slots)
 
+    @property
+    def num_words(self) -> int:
+        """Words of the whole packed table."""
+        return self.fault_at + 1
+
+    @cached_property
+    def moved(self) -> list[int]:
+        """Per span, the tokens that it and those before it move."""
+        if self.num_whole == len(self.spans):
+            return self.held
+        total: list[int] = self.spans[:, 3].cumsum().tolist()
+        return total
+
+    @cached_property
+    def held(self) -> list[int]:
+        """Per span, the tokens of the whole blocks up to and with it."""
+        total: list[int] = (self.spans[:, 5] + self.spans[:, 1]).tolist()
+        return total
+
     def tokens(self, first_span: int, last_span: int) -> int:
-        """Tokens that these spans move."""
-        return int(self.spans[first_span:last_span, 3].sum())
+        """Tokens that these spans move; of none, none."""
+        return _between(self.moved, first_span, last_span)
 
 
 def job_table(spans: SpanTable, device_slots: Any) -> JobTable:
     """Put whole blocks first, drop empty spans, and count what stands before each."""
-    length = spans.last - spans.first
-    before = np.cumsum(length) - length
-    is_whole = (length == spans.num_tokens) & (length > 0)
-    order = np.concatenate([np.flatnonzero(is_whole), np.flatnonzero(~is_whole & (length > 0))])
-    num_tokens = spans.num_tokens[order]
-    columns = [
-        spans.payload[order],
-        num_tokens,
-        spans.first[order],
-        length[order],
-        before[order],
-        np.cumsum(num_tokens) - num_tokens,
-    ]
-    return JobTable(np.stack(columns, axis=1), device_slots, int(is_whole.sum()))
+    table = np.empty((len(spans), SPAN_FIELDS), dtype=np.int64)
+    payload, num_tokens, first, length, before, held = table.T
+    payload[:], num_tokens[:], first[:] = spans.payload, spans.num_tokens, spans.first
+    np.subtract(spans.last, spans.first, out=length)
+    np.subtract(length.cumsum(), length, out=before)
+    is_whole = length == num_tokens
+    num_whole = int(np.count_nonzero(is_whole))
+    if num_whole < len(table):
+        order = np.concatenate([np.flatnonzero(is_whole), np.flatnonzero(~is_whole & (length > 0))])
+        table = table[order]
+        num_tokens, held = table[:, 1], table[:, 5]
+    np.subtract(num_tokens.cumsum(), num_tokens, out=held)
+    return JobTable(table, device_slots, num_whole)
 
 
 def plane_runs(layout: BlockLayout, layers: range, most_bytes: int) -> list[tuple[int, int]]:
@@ -120,12 +144,15 @@ def plane_runs(layout: BlockLayout, layers: range, most_bytes: int) -> list[tupl
 
     A single plane is never cut, whatever its size.
     """
+    if len(layers) == layout.num_layers and layout.token_bytes <= most_bytes:
+        return [(0, len(layout.planes))]
     runs: list[tuple[int, int]] = []
+    offsets = layout.plane_offsets
     for number, plane in enumerate(layout.planes):
         if plane.layer not in layers:
             continue
         first, last = runs[-1] if runs else (number, -1)
-        if last == number and run_bytes(layout, first, number + 1) <= most_bytes:
+        if last == number and offsets[number] + plane.row_bytes - offsets[first] <= most_bytes:
             runs[-1] = (first, number + 1)
         else:
             runs.append((number, number + 1))
@@ -160,8 +187,14 @@ def layer_groups(layout: BlockLayout, num_tokens: int, limits: CopyLimits) -> li
 
 
 def cut(
-    layout: BlockLayout, table: JobTable, limits: CopyLimits, *, layerwise: bool, can_be_direct: bool
-) -> list[Piece]:
+    layout: BlockLayout,
+    table: JobTable,
+    limits: CopyLimits,
+    *,
+    layerwise: bool,
+    can_be_direct: bool,
+    ends_small: bool = True,
+) -> Iterator[Piece]:
     """A job's pieces in the order of submission.
 
     Args:
@@ -170,116 +203,151 @@ def cut(
         limits: Sizes.
         layerwise: Layers one after another, instead of blocks.
         can_be_direct: Whether a kernel can reach the host slots (they are pinned).
+        ends_small: Whether the last staged piece is a small one (a load's: its kernel comes last).
     """
-    num_tokens = int(table.spans[:, 3].sum())
+    num_tokens = table.moved[-1] if table.moved else 0
     is_large = num_tokens * layout.token_bytes >= limits.staged_bytes
     groups = layer_groups(layout, num_tokens, limits) if layerwise else [range(layout.num_layers)]
-    pieces: list[Piece] = []
     for layers in groups:
-        group_bytes = len(layers) * layout.token_bytes // layout.num_layers
-        long_runs = not layerwise or 2 * group_bytes * layout.block_tokens >= limits.run_bytes
-        staged = len(table.spans) if not can_be_direct else table.num_whole if is_large and long_runs else 0
-        found = [
-            *_staged_pieces(layout, table, layers, limits, staged),
-            *_direct_pieces(layout, table, layers, limits, staged),
-        ]
-        if found:
-            found[-1] = _ending(found[-1], layers[-1])
-        pieces.extend(found)
-    return pieces
-
-
-def _ending(piece: Piece, layer: int) -> Piece:
-    return Piece(
-        piece.first_span, piece.last_span, piece.first_plane, piece.last_plane, piece.is_staged, layer
-    )
+        group_bytes = len(layers) * layout.block_bytes // layout.num_layers
+        is_long = not layerwise or 4 * group_bytes >= limits.run_bytes
+        staged = len(table.spans) if not can_be_direct else table.num_whole if is_large and is_long else 0
+        edges = (layers is groups[0], ends_small and layers is groups[-1])
+        pieces = _staged_pieces(layout, table, layers, limits, staged, edges) if staged else []
+        if staged < len(table.spans):
+            pieces += _direct_pieces(layout, table, layers, limits, staged)
+        yield from pieces[:-1]
+        if pieces:
+            yield pieces[-1]._replace(ends_layer=layers[-1])
 
 
 def _staged_pieces(
-    layout: BlockLayout, table: JobTable, layers: range, limits: CopyLimits, count: int
-) -> Iterator[Piece]:
-    """The first ``count`` spans, each piece small enough for a ring part."""
-    for first_plane, last_plane in plane_runs(layout, layers, limits.part_bytes // layout.block_tokens):
-        most_tokens = limits.part_bytes // run_bytes(layout, first_plane, last_plane)
-        for first, last in _fill(table.spans[:count, 1], most_tokens):
-            yield Piece(first, last, first_plane, last_plane, is_staged=True)
+    layout: BlockLayout,
+    table: JobTable,
+    layers: range,
+    limits: CopyLimits,
+    count: int,
+    edges: tuple[bool, bool],
+) -> list[Piece]:
+    """The first ``count`` spans, each piece small enough for a ring part; small at the edges."""
+    held = table.held[:count]
+    runs = plane_runs(layout, layers, limits.part_bytes // layout.block_tokens)
+    pieces = []
+    for number, (first_plane, last_plane) in enumerate(runs):
+        group = run_bytes(layout, first_plane, last_plane)
+        most_tokens, edge_tokens = limits.part_bytes // group, limits.edge_bytes // group
+        starts, ends = edges[0] and number == 0, edges[1] and number == len(runs) - 1
+        body = _body(held, edge_tokens, starts=starts, ends=ends)
+        for begin, end in ((0, body.start), (body.start, body.stop), (body.stop, count)):
+            pieces += [
+                Piece(first, last, first_plane, last_plane, True, is_edge=first not in body)
+                for first, last in _fill(held, begin, end, most_tokens)
+            ]
+    return pieces
 
 
 def _direct_pieces(
     layout: BlockLayout, table: JobTable, layers: range, limits: CopyLimits, begin: int
-) -> Iterator[Piece]:
+) -> list[Piece]:
     """The spans from ``begin`` on, each piece of about ``batch_bytes``."""
+    pieces = []
     for first_plane, last_plane in plane_runs(layout, layers, layout.token_bytes):
         most_tokens = max(1, limits.batch_bytes // run_bytes(layout, first_plane, last_plane))
-        for first, last in _fill(table.spans[begin:, 3], most_tokens):
-            yield Piece(begin + first, begin + last, first_plane, last_plane, is_staged=False)
+        pieces += [
+            Piece(first, last, first_plane, last_plane, False)
+            for first, last in _fill(table.moved, begin, len(table.spans), most_tokens)
+        ]
+    return pieces
 
 
-def _fill(tokens: Int64, most_tokens: int) -> Iterator[tuple[int, int]]:
-    """Consecutive runs of spans that hold at most ``most_tokens``, or one span that holds more."""
-    total = np.cumsum(tokens)
-    first, count = 0, len(tokens)
-    while first < count:
-        before = int(total[first] - tokens[first])
-        last = int(np.searchsorted(total, before + most_tokens, side="right"))
-        last = max(last, first + 1)
+def _between(total: Sequence[int], first: int, last: int) -> int:
+    """What the items from ``first`` to ``last`` hold, by running totals."""
+    return total[last - 1] - (total[first - 1] if first else 0) if last > first else 0
+
+
+def _body(total: Sequence[int], edge: int, *, starts: bool, ends: bool) -> range:
+    """The items that are left when those at the edges are taken away: about ``edge`` each, at least one."""
+    count = len(total)
+    first = min(count, max(1, bisect_right(total, edge))) if starts else 0
+    last = count
+    if ends and first < count:
+        last = max(first, min(count - 1, bisect_left(total, total[-1] - edge) + 1))
+    return range(first, last)
+
+
+def _fill(total: Sequence[int], first: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """Consecutive runs of items that hold at most ``most`` by running totals, or one that holds more."""
+    while first < end:
+        before = total[first - 1] if first else 0
+        last = min(end, max(first + 1, bisect_right(total, before + most)))
         yield first, last
         first = last
 
 
-@dataclass(frozen=True, eq=False)
-class EngineCopies:
-    """Runs of bytes for the copy engine, between a ring part and host memory.
-
-    Attributes:
-        ring: Offset in the part.
-        host: Address.
-        num_bytes: Length.
-    """
-
-    ring: Int64
-    host: Int64
-    num_bytes: Int64
-
-
-def engine_copies(layout: BlockLayout, table: JobTable, piece: Piece) -> EngineCopies:
+def engine_copies(layout: BlockLayout, table: JobTable, piece: Piece, ring: int, *, to_device: bool) -> Int64:
     """What the copy engine moves for a staged piece: a run for a whole block, plane by plane for a part.
 
     A store thereby writes nothing of a slot but what was asked for.
+
+    Args:
+        layout: The blocks' layout.
+        table: The job.
+        piece: A staged piece.
+        ring: Address of the piece in the ring.
+        to_device: Whether the ring is the target.
+
+    Returns:
+        int64 ``[3, copies]``: targets, sources, bytes.
     """
     spans = table.spans[piece.first_span : piece.last_span]
+    if piece.last_span <= table.num_whole:
+        return _whole_copies(layout, piece, spans, ring, to_device=to_device)
+    is_whole = spans[:, 3] == spans[:, 1]
     group = run_bytes(layout, piece.first_plane, piece.last_plane)
     offset0 = layout.plane_offsets[piece.first_plane]
-    start = (spans[:, 5] - spans[0, 5]) * group
-    is_whole = spans[:, 3] == spans[:, 1]
-    whole, partial = spans[is_whole], spans[~is_whole]
-    ring, host = [start[is_whole]], [whole[:, 0] + whole[:, 1] * offset0]
-    num_bytes = [whole[:, 1] * group]
-    for plane in range(piece.first_plane, piece.last_plane) if len(partial) else ():
+    start = ring + (spans[:, 5] - spans[0, 5]) * group
+    partial, found = spans[~is_whole], []
+    if is_whole.any():
+        whole = spans[is_whole]
+        found.append((start[is_whole], whole[:, 0] + whole[:, 1] * offset0, whole[:, 1] * group))
+    for plane in range(piece.first_plane, piece.last_plane):
         row, offset = layout.planes[plane].row_bytes, layout.plane_offsets[plane]
         skipped = partial[:, 2] * row
-        ring.append(start[~is_whole] + partial[:, 1] * (offset - offset0) + skipped)
-        host.append(partial[:, 0] + partial[:, 1] * offset + skipped)
-        num_bytes.append(partial[:, 3] * row)
-    return EngineCopies(np.concatenate(ring), np.concatenate(host), np.concatenate(num_bytes))
+        place = start[~is_whole] + partial[:, 1] * (offset - offset0) + skipped
+        found.append((place, partial[:, 0] + partial[:, 1] * offset + skipped, partial[:, 3] * row))
+    place, host, num_bytes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return np.stack([place, host, num_bytes] if to_device else [host, place, num_bytes])
 
 
-def split_at(copies: EngineCopies, bounds: Int64) -> EngineCopies:
+def _whole_copies(layout: BlockLayout, piece: Piece, spans: Int64, ring: int, *, to_device: bool) -> Int64:
+    copies = np.empty((3, len(spans)), dtype=np.int64)
+    place, host = copies[:2] if to_device else copies[1::-1]
+    num_tokens = spans[:, 1]
+    np.multiply(spans[:, 5], run_bytes(layout, piece.first_plane, piece.last_plane), out=place)
+    place += ring - int(place[0])
+    np.multiply(num_tokens, layout.plane_offsets[piece.first_plane], out=host)
+    host += spans[:, 0]
+    np.multiply(num_tokens, run_bytes(layout, piece.first_plane, piece.last_plane), out=copies[2])
+    return copies
+
+
+def split_at(copies: Int64, bounds: Int64, *, to_device: bool) -> Int64:
     """Cut runs where host memory was pinned in separate chunks: one copy may not span two.
 
     Args:
-        copies: The runs, each shorter than a chunk.
+        copies: As from ``engine_copies``, each shorter than a chunk.
         bounds: Addresses at which a chunk begins, ascending.
+        to_device: Whether host memory is the source.
     """
-    inside = np.searchsorted(bounds, copies.host, side="right")
+    host, num_bytes = copies[1 if to_device else 0], copies[2]
+    inside = np.searchsorted(bounds, host, side="right")
     cut_at = np.append(bounds, np.iinfo(np.int64).max)[inside]
-    head = np.minimum(copies.num_bytes, cut_at - copies.host)
-    tail = copies.num_bytes - head
-    crossing = tail > 0
+    head = np.minimum(num_bytes, cut_at - host)
+    crossing = head < num_bytes
     if not crossing.any():
         return copies
-    return EngineCopies(
-        np.concatenate([copies.ring, (copies.ring + head)[crossing]]),
-        np.concatenate([copies.host, (copies.host + head)[crossing]]),
-        np.concatenate([head, tail[crossing]]),
-    )
+    rest = copies[:, crossing]
+    rest[:2] += head[crossing]
+    rest[2] -= head[crossing]
+    copies[2] = head
+    return np.concatenate([copies, rest], axis=1)

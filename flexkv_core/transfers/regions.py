@@ -85,6 +85,11 @@ class HostRegions:
         with self._lock:
             self._memories = []
 
+    def has(self, address: int) -> bool:
+        """Whether the region that begins at this address is registered."""
+        with self._lock:
+            return any(memory.address == address for memory in self._memories)
+
     def split(self, begin: Int64, end: Int64) -> Iterator[tuple[HostMemory, Int64]]:
         """Which of the runs of host memory lie in which region.
 

@@ -85,7 +85,7 @@ def read_slots(job: CopyJob, num_slots: int) -> Int64:
     slots = np.array(slots, dtype=np.int64)
     if len(slots) != job.num_tokens:
         raise _refused(job, f"{job.num_tokens} tokens in the spans, {len(slots)} device slots")
-    if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < num_slots:
+    if len(slots) and int(slots.view(np.uint64).max()) >= num_slots:  # a negative one is a huge one
         raise _refused(job, f"device slots {slots.min()}..{slots.max()}, the pool has 0..{num_slots - 1}")
     return slots
 
@@ -111,21 +111,22 @@ def read_spans(job: CopyJob, layout: BlockLayout) -> SpanTable:
     """
     table = _columns(job.spans) if isinstance(job.spans, HostSpans) else _facts(job.spans)
     address, num_tokens, first, last, room = table
-    bad = (
-        (num_tokens < 1)
-        | (num_tokens > layout.block_tokens)
-        | (first < 0)
-        | (first > last)
-        | (last > num_tokens)
-    )
-    if bad.any():
-        span = job.spans[int(np.flatnonzero(bad)[0])]
+    slack = np.empty((5, len(address)), dtype=np.int64)
+    np.subtract(num_tokens, 1, out=slack[0])
+    np.subtract(layout.block_tokens, num_tokens, out=slack[1])
+    slack[2] = first
+    np.subtract(last, first, out=slack[3])
+    np.subtract(num_tokens, last, out=slack[4])
+    if slack.size and slack.min() < 0:
+        span = job.spans[int(np.flatnonzero((slack < 0).any(axis=0))[0])]
         raise _refused(
             job,
             f"tokens {span.first}..{span.last} of a block of {span.num_tokens}, "
             f"where a block has at most {layout.block_tokens}",
         )
-    if (room < layout.header_bytes + num_tokens * layout.token_bytes).any():
+    if (room.min(initial=layout.slot_bytes) < layout.slot_bytes) and (
+        room < layout.header_bytes + num_tokens * layout.token_bytes
+    ).any():
         raise _refused(job, f"a host slot of {room.min()} B is too small for a block of this layout")
     return SpanTable(address + layout.header_bytes, num_tokens, first, last)
 
@@ -158,18 +159,12 @@ def token_rows(
 
 def _columns(spans: HostSpans) -> tuple[Int64, ...]:
     """Address, tokens, first, last and room of each span, without a loop over them."""
-    slots, num_tokens, first, last = (
-        np.array(column, dtype=np.int64)
-        for column in (spans.slots, spans.num_tokens, spans.first, spans.last)
-    )
     pool = spans.pool
-    return (
-        pool.region.address + slots * pool.slot_bytes,
-        num_tokens,
-        first,
-        last,
-        np.full(len(slots), pool.slot_bytes, dtype=np.int64),
-    )
+    joined = b"".join((spans.slots, spans.num_tokens, spans.first, spans.last))
+    columns = np.frombuffer(joined, dtype=np.int64) if joined else np.empty(0, dtype=np.int64)
+    slots, num_tokens, first, last = columns.reshape(4, -1)
+    address = slots * pool.slot_bytes + pool.region.address
+    return address, num_tokens, first, last, np.array([pool.slot_bytes], dtype=np.int64)
 
 
 def _facts(spans: Sequence[BlockSpan]) -> tuple[Int64, ...]:

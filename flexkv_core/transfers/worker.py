@@ -1,8 +1,10 @@
-"""What every transfer shares: a queue of copies and the one thread that works it off.
+"""What every transfer shares: a queue of copies and the threads that work it off.
 
 Threads: ``load``, ``store`` and ``close`` may be called from any thread; they check a job, touch
-the queue and return.  The worker (``flexkv-copy-<device>``) alone begins copies and advances
-them, piece by piece, a load's before a store's.
+the queue and return.  The worker (``flexkv-copy-<device>``) begins copies and advances
+them, piece by piece, a load's before a store's.  A subclass may have a worker for each direction
+(``-load``, ``-store``) and may let the calling thread submit the first pieces of a copy that
+need wait for nobody: a small copy is then under way before a worker would be awake.
 """
 
 from __future__ import annotations
@@ -21,19 +23,35 @@ _FENCE_POLL_S = 0.002
 
 
 class QueuedTransfer(Transfer):
-    """A transfer whose copies are made by one worker thread."""
+    """A transfer whose copies are made by worker threads."""
 
-    def __init__(self, planes: DevicePlanes, device_number: int) -> None:
-        """Prepare; the subclass calls ``start`` when it is ready."""
+    def __init__(
+        self, planes: DevicePlanes, device_number: int, *, is_split: bool = False, pieces_at_once: int = 0
+    ) -> None:
+        """Prepare; the subclass calls ``start`` when it is ready.
+
+        Args:
+            planes: The pool.
+            device_number: For the workers' names.
+            is_split: Whether each direction has a worker of its own.
+            pieces_at_once: Pieces of a copy that the calling thread may submit (see ``_may_submit``).
+        """
         self.layout = planes.layout
         self.planes = planes
         self._regions = HostRegions()
         self._queue = CopyQueue()
-        self._thread = threading.Thread(target=self._work, name=f"flexkv-copy-{device_number}", daemon=True)
+        self._pieces_at_once = pieces_at_once
+        name = f"flexkv-copy-{device_number}"
+        ways = {f"{name}-load": (True,), f"{name}-store": (False,)} if is_split else {name: (True, False)}
+        self._threads = [
+            threading.Thread(target=self._work, args=(served,), name=thread, daemon=True)
+            for thread, served in ways.items()
+        ]
 
     def start(self) -> None:
-        """Start the worker."""
-        self._thread.start()
+        """Start the workers."""
+        for thread in self._threads:
+            thread.start()
 
     def load(self, job: CopyJob) -> Ticket:
         return self._submit(job, is_load=True)
@@ -45,13 +63,32 @@ class QueuedTransfer(Transfer):
         for copy in self._queue.close():
             number = copy.ticket.job.number
             copy.ticket.finish(0.0, TransferError(f"copy {number}: closed before it began", job=number))
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
+
+    def is_alive(self) -> bool:
+        return all(thread.is_alive() for thread in self._threads)
 
     def _submit(self, job: CopyJob, *, is_load: bool) -> Ticket:
         self._queue.check_open(job)
         copy = self._prepare(job, is_load=is_load)
-        self._queue.add(copy)
+        if self._queue.add(copy, take=self._pieces_at_once > 0 and self._may_submit(copy)):
+            self._submit_first(copy)
         return copy.ticket
+
+    def _submit_first(self, copy: Copy) -> None:
+        """Submit the first pieces of a taken copy, on the calling thread."""
+        is_left = False
+        try:
+            for _ in range(self._pieces_at_once):
+                is_left = self._advance(copy)
+                if not is_left or not self._may_go(copy):
+                    break
+        finally:
+            if is_left:
+                self._queue.give_back(copy)
+            else:
+                self._queue.remove(copy)
 
     @abstractmethod
     def _prepare(self, job: CopyJob, *, is_load: bool) -> Copy:
@@ -65,16 +102,20 @@ class QueuedTransfer(Transfer):
         """Whether the copy's fence lets it begin."""
         return copy.ticket.job.after.is_passed()
 
+    def _may_submit(self, copy: Copy) -> bool:  # noqa: ARG002 - for subclasses
+        """Whether the calling thread may begin this copy: it has room and need wait for nothing."""
+        return False
+
     def _settle(self, copy: Copy) -> None:
         """After a failure: return when nothing of this copy moves any more."""
 
-    def _work(self) -> None:
-        while self._work_once():
+    def _work(self, ways: tuple[bool, ...]) -> None:
+        while self._work_once(ways):
             pass
 
-    def _work_once(self) -> bool:
+    def _work_once(self, ways: tuple[bool, ...]) -> bool:
         """One piece of one copy; False when closed and done.  Keeps nothing of a copy that ended."""
-        heads = self._queue.heads(self._may_go)
+        heads = self._queue.heads(self._may_go, ways)
         if heads is None:
             return False
         ready = next((copy for copy in heads if copy.has_begun or self._may_begin(copy)), None)
@@ -87,10 +128,14 @@ class QueuedTransfer(Transfer):
     def _advance(self, copy: Copy) -> bool:
         try:
             return copy.step()
-        except Exception as fault:  # noqa: BLE001 - the thread's top: one copy fails, the next goes on
+        except BaseException as fault:
+            # The thread's top: one copy fails, the next goes on.  An interrupt of the engine's
+            # thread, which may be submitting, goes on to whom it was meant for.
             number = copy.ticket.job.number
             error = TransferError(f"copy {number} failed: {fault!r}", job=number)
             error.__cause__ = fault
             self._settle(copy)
             copy.ticket.finish(0.0, error)
+            if not isinstance(fault, Exception):
+                raise
             return False

@@ -64,6 +64,22 @@ class Memory:
         return int(self.data.ctypes.data) + self.at
 
 
+class SimulatedTable(Memory):
+    """Words of the host, which the device reads when the sending runs, and their place there."""
+
+    def __init__(self, num_words: int) -> None:
+        super().__init__(8 * num_words)
+        self.host = np.full(num_words, -7, dtype=np.int64)
+
+    def write(self, at: int, words: np.ndarray) -> None:
+        content = np.ascontiguousarray(words, dtype=np.int64).view(np.uint8)
+        begin = self.at + 8 * at
+        self.data[begin : begin + content.size] = content
+
+    def read(self, at: int) -> int:
+        return int(self.data[self.at + 8 * at : self.at + 8 * at + 8].view(np.int64)[0])
+
+
 class SimulatedGpu(Gpu):
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)
@@ -72,6 +88,7 @@ class SimulatedGpu(Gpu):
         self.is_open = True
         self.is_held = False
         self.captures = False
+        self.binds = True
         self.holds_tensors = False
         self.dead: Exception | None = None
         self.pinned: dict[int, int] = {}
@@ -79,6 +96,7 @@ class SimulatedGpu(Gpu):
         self.pin_status = 2
         self.log: list[str] = []
         self.fail_after: int | None = None
+        self.fault: BaseException = RuntimeError("launch refused")
         self.thread = threading.Thread(target=self._work, name="simulated-gpu", daemon=True)
         self.thread.start()
 
@@ -123,6 +141,9 @@ class SimulatedGpu(Gpu):
     def bind(self) -> None:
         return
 
+    def is_bound(self) -> bool:
+        return self.binds and not self.captures
+
     def stream(self) -> SimulatedStream:
         stream = SimulatedStream(self)
         with self.changed:
@@ -145,47 +166,45 @@ class SimulatedGpu(Gpu):
     def allocate(self, num_bytes: int, stream: SimulatedStream) -> Memory:
         return Memory(num_bytes)
 
-    def upload(self, table: Int64, stream: SimulatedStream) -> Memory:
-        memory = Memory(8 * table.size)
-        content = table.reshape(-1).view(np.uint8).copy()
+    def table(self, num_words: int, stream: SimulatedStream) -> SimulatedTable:
+        return SimulatedTable(num_words)
 
-        def arrive() -> None:
-            memory.data[memory.at : memory.at + content.size] = content
+    def send(
+        self, stream: SimulatedStream, table: SimulatedTable, num_words: int, *, may_block: bool
+    ) -> None:
+        self.run(stream, lambda: table.write(0, table.host[:num_words]))
 
-        self.run(stream, arrive)
-        return memory
+    def put(self, stream: SimulatedStream, table: SimulatedTable, at: int, words: torch.Tensor) -> None:
+        self.run(stream, lambda: table.write(at, words.numpy()))
 
-    def upload_job(self, table: Int64, slots: Any, stream: SimulatedStream) -> Memory:
-        if not isinstance(slots, torch.Tensor):
-            return self.upload(np.concatenate([table.reshape(-1), slots, [0]]), stream)
-        memory = Memory(8 * (table.size + len(slots) + 1))
-
-        def arrive() -> None:
-            content = np.concatenate([table.reshape(-1), slots.numpy(), [0]]).view(np.uint8)
-            memory.data[memory.at : memory.at + content.size] = content
-
-        self.run(stream, arrive)
-        return memory
-
-    def last_word(self, uploaded: Memory) -> int:
-        end = 8 * ((uploaded.data.size - 256) // 8)
-        return int(uploaded.data[uploaded.at : uploaded.at + end].view(np.int64)[-1])
+    def word(self, table: SimulatedTable, at: int) -> int:
+        return table.read(at)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return self.holds_tensors
 
-    def copy(self, stream: SimulatedStream, target: int, source: int, num_bytes: int) -> None:
+    def copy(self, stream: SimulatedStream, runs: Int64, *, is_pinned: bool, may_block: bool) -> None:
         self._count()
+        assert runs.flags.c_contiguous
+        copies = runs.T.tolist()
+        for target, source, num_bytes in copies:
+            self._check_chunks(target, source, num_bytes, is_pinned=is_pinned)
+        self.log += ["copy"] * len(copies)
+        self.rng.shuffle(copies)
+        for target, source, num_bytes in copies:
+            self.run(stream, lambda t=target, s=source, n=num_bytes: ctypes.memmove(t, s, n) and None)
+
+    def _check_chunks(self, target: int, source: int, num_bytes: int, *, is_pinned: bool) -> None:
         touched = [
             c for c, size in self.pinned.items() if c < max(target, source) + num_bytes and c + size > 0
         ]
         for chunk in touched:
             for address in (target, source):
                 assert not address < chunk < address + num_bytes, "a copy across two pinned chunks"
-        self.log.append("copy")
-        self.run(stream, lambda: ctypes.memmove(target, source, num_bytes) and None)
+        ends = (range(c, c + size) for c, size in self.pinned.items())
+        assert not is_pinned or any(target in chunk or source in chunk for chunk in ends), "not pinned"
 
-    def move(self, stream: SimulatedStream, move: Move) -> None:
+    def move(self, stream: SimulatedStream, move: Move, *, may_block: bool) -> None:
         self._count()
         self.log.append("staged" if move.is_staged else "direct")
         self.run(stream, lambda: self._execute(move))
@@ -210,7 +229,7 @@ class SimulatedGpu(Gpu):
         if self.fail_after is not None:
             self.fail_after -= 1
             if self.fail_after < 0:
-                raise RuntimeError("launch refused")
+                raise self.fault
 
     def _work(self) -> None:
         while True:

@@ -14,8 +14,8 @@ from flexkv_core.errors import TransferError
 from flexkv_core.layout import BlockLayout, kv_layout
 from flexkv_core.transfer import BlockSpan, Ticket
 from flexkv_core.transfers.cuda_copy import CudaCopyConfig, CudaTransfer
+from flexkv_core.transfers.cuda_gpu import CudaGpu
 from flexkv_core.transfers.cuda_ticket import CudaFence
-from flexkv_core.transfers.gpu import CudaGpu
 from flexkv_core.transfers.torch_copy import TorchTransfer
 from flexkv_core.transfers.worker import QueuedTransfer
 from tests.support.transfer_pools import (

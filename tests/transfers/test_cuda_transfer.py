@@ -94,7 +94,7 @@ class Bench:
         self.region.close()
         assert not self.gpu.pinned
         self.gpu.close()
-        ways = [self.transfer._thread, *self.threads]
+        ways = [*self.transfer._threads, *self.threads]
         assert not [thread.name for thread in ways if thread.is_alive()]
 
 
@@ -187,6 +187,7 @@ def test_any_job_survives_any_interleaving(data: st.DataObject) -> None:
         load_window_bytes=data.draw(st.none() | st.integers(1, 3000)),
         store_window_bytes=data.draw(st.none() | st.integers(1, 3000)),
         pin_chunk_bytes=8192 + 4096 * data.draw(st.integers(0, 4)),
+        pieces_at_once=data.draw(st.integers(0, 4)),
     )
     seed, gap = data.draw(st.integers(0, 1 << 32)), data.draw(st.integers(0, 5))
     count, layerwise = data.draw(st.integers(0, 10)), data.draw(st.booleans())
@@ -287,6 +288,41 @@ def test_the_engine_is_ordered_behind_a_load_without_waiting(config: CudaCopyCon
     assert seen == {layer: rows[2 * layer][:32].tobytes() for layer in range(3)}
     assert ticket.order_behind()
     del spans, ticket
+    bench.close()
+
+
+def test_a_small_copy_is_submitted_by_the_calling_thread() -> None:
+    bench = Bench(LAYOUTS["kv"], CONFIGS["staged"])
+    spans = [whole(slot, 8) for slot in take(bench.pool, 10)]
+    bench.gpu.hold()
+    small = bench.submit("load", spans[:1], list(range(8)))
+    assert small.order_layer(2, 0.0)
+    large = bench.submit("load", spans, list(range(80)))
+    behind = bench.submit("load", spans[:1], list(range(8)))
+    assert behind.order_layer(2, DEADLINE_S)
+    assert large.order_layer(2, 0.0)
+    bench.gpu.go()
+    assert all(ticket.wait(DEADLINE_S) and ticket.is_ok for ticket in (small, large, behind))
+    bench.gpu.binds = False
+    late = bench.submit("load", spans[:1], list(range(8)))
+    assert late.order_layer(2, DEADLINE_S)
+    assert late.wait(DEADLINE_S)
+    del spans, small, large, behind, late
+    bench.close()
+
+
+def test_an_interrupt_while_submitting_goes_on_and_ends_the_copy() -> None:
+    bench = Bench(LAYOUTS["kv"], CONFIGS["staged"])
+    spans = [whole(slot, 8) for slot in take(bench.pool, 8)]
+    bench.gpu.fault = KeyboardInterrupt("from the engine's terminal")
+    bench.gpu.fail_after = 1
+    with pytest.raises(KeyboardInterrupt):
+        bench.submit("store", spans, list(range(64)))
+    bench.gpu.fail_after = None
+    for span in spans:
+        bench.pool.give([span.slot.index])
+    round_trip(bench, random.Random(SEED), 10, layerwise=False)
+    del spans
     bench.close()
 
 

@@ -12,7 +12,6 @@ from flexkv_core.transfers.lane import plane_rows, word_size
 from flexkv_core.transfers.measure import choose
 from flexkv_core.transfers.pieces import (
     CopyLimits,
-    EngineCopies,
     cut,
     engine_copies,
     job_table,
@@ -30,7 +29,7 @@ QWEN = kv_layout(num_layers=36, row_bytes=2048, block_tokens=64)
 def test_layers_come_in_small_groups_at_both_ends() -> None:
     limits = CopyLimits(staged_bytes=0, part_bytes=32 << 20)
     sizes = [len(group) for group in layer_groups(QWEN, 16_384, limits)]
-    assert sizes == [1, 2, 4, 4, 4, 4, 4, 4, 4, 2, 1, 1, 1]
+    assert sizes == [1, *[2] * 16, 1, 1, 1]
     assert [len(group) for group in layer_groups(QWEN, 64, limits)][0] == 16
 
 
@@ -75,18 +74,27 @@ def jobs(draw: st.DrawFn) -> tuple[BlockLayout, SpanTable]:
     staged=st.sampled_from([0, 500, 1 << 60]),
     batch=st.integers(1, 3000),
     part=st.integers(400, 3000),
+    edge=st.integers(0, 900),
+    ends_small=st.booleans(),
     layerwise=st.booleans(),
     direct=st.booleans(),
 )
 def test_each_row_is_in_one_piece(
-    job: tuple[BlockLayout, SpanTable], staged: int, batch: int, part: int, layerwise: bool, direct: bool
+    job: tuple[BlockLayout, SpanTable],
+    staged: int,
+    batch: int,
+    part: int,
+    edge: int,
+    ends_small: bool,
+    layerwise: bool,
+    direct: bool,
 ) -> None:
     layout, spans = job
     table = job_table(spans, np.arange(int((spans.last - spans.first).sum())))
-    limits = CopyLimits(staged, part, batch, run_bytes=300, launch_bytes=200)
+    limits = CopyLimits(staged, part, batch, run_bytes=300, launch_bytes=200, edge_bytes=edge)
     seen = np.zeros((len(table.spans), len(layout.planes)), dtype=int)
     ended = -1
-    for piece in cut(layout, table, limits, layerwise=layerwise, can_be_direct=direct):
+    for piece in cut(layout, table, limits, layerwise=layerwise, can_be_direct=direct, ends_small=ends_small):
         assert piece.is_staged or direct
         seen[piece.first_span : piece.last_span, piece.first_plane : piece.last_plane] += 1
         if piece.is_staged:
@@ -101,25 +109,50 @@ def test_each_row_is_in_one_piece(
     assert sorted(table.spans[:, 0].tolist()) == spans.payload[spans.last > spans.first].tolist()
 
 
+@pytest.mark.parametrize(
+    ("count", "ends_small", "wanted"),
+    [
+        (8, True, [1, 6, 1]),
+        (8, False, [1, 7]),
+        (64, True, [1, 7, 7, 7, 7, 7, 7, 7, 7, 6, 1]),
+        (2, True, [1, 1]),
+        (1, True, [1]),
+    ],
+)
+def test_copies_begin_with_a_small_piece_and_loads_end_with_one(
+    count: int, ends_small: bool, wanted: list[int]
+) -> None:
+    full = np.full(count, 64)
+    table = job_table(SpanTable(np.arange(count) << 24, full, 0 * full, full), np.arange(64 * count))
+    limits = CopyLimits(0, 64 << 20)
+    pieces = list(cut(QWEN, table, limits, layerwise=False, can_be_direct=True, ends_small=ends_small))
+    assert [piece.last_span - piece.first_span for piece in pieces] == wanted
+    edges = {0, len(pieces) - 1} if ends_small else {0}
+    assert [piece.is_edge for piece in pieces] == [at in edges for at in range(len(pieces))]
+
+
 def test_whole_blocks_are_one_run_each_and_parts_one_run_a_plane() -> None:
     layout = kv_layout(num_layers=2, row_bytes=(4, 2), block_tokens=8)
     spans = SpanTable(*np.array([[1000, 8, 0, 8], [2000, 5, 0, 5], [3000, 8, 2, 4]], dtype=np.int64).T)
     table = job_table(spans, np.arange(15))
     limits = CopyLimits(0, 1 << 20)
     (piece,) = cut(layout, table, limits, layerwise=False, can_be_direct=False)
-    copies = engine_copies(layout, table, piece)
-    assert copies.host.tolist() == [1000, 2000, 3008, 3036, 3056, 3084]
-    assert copies.num_bytes.tolist() == [96, 60, 8, 4, 8, 4]
-    assert copies.ring.tolist() == [0, 96, 164, 192, 212, 240]
+    host = [1000, 2000, 3008, 3036, 3056, 3084]
+    ring = [0, 96, 164, 192, 212, 240]
+    num_bytes = [96, 60, 8, 4, 8, 4]
+    load = engine_copies(layout, table, piece, 7000, to_device=True)
+    assert load.tolist() == [[7000 + at for at in ring], host, num_bytes]
+    store = engine_copies(layout, table, piece, 0, to_device=False)
+    assert store.tolist() == [host, ring, num_bytes]
 
 
 def test_a_run_is_cut_where_pinned_chunks_meet() -> None:
-    copies = EngineCopies(np.array([0, 50]), np.array([90, 200]), np.array([20, 50]))
-    found = split_at(copies, chunk_starts(0, 300, 100))
-    assert found.ring.tolist() == [0, 50, 10]
-    assert found.host.tolist() == [90, 200, 100]
-    assert found.num_bytes.tolist() == [10, 50, 10]
-    assert split_at(copies, np.empty(0, dtype=np.int64)) is copies
+    copies = np.array([[0, 50], [90, 200], [20, 50]])
+    assert split_at(copies, np.empty(0, dtype=np.int64), to_device=True) is copies
+    found = split_at(copies.copy(), chunk_starts(0, 300, 100), to_device=True)
+    assert found.tolist() == [[0, 50, 10], [90, 200, 100], [10, 50, 10]]
+    store = split_at(copies[[1, 0, 2]], chunk_starts(0, 300, 100), to_device=False)
+    assert store.tolist() == [[90, 200, 100], [0, 50, 10], [10, 50, 10]]
 
 
 def test_the_word_divides_all_that_is_added_to_an_address() -> None:
@@ -136,7 +169,8 @@ def test_the_word_divides_all_that_is_added_to_an_address() -> None:
     [
         (((4, 50.0, 20.0), (16, 50.0, 50.0), (64, 50.0, 53.0)), 16),
         (((4, 50.0, 60.0), (16, 50.0, 40.0), (64, 50.0, 53.0)), 64),
-        (((4, 50.0, 20.0), (64, 50.0, 49.0)), 128),
+        (((4, 50.0, 20.0), (64, 50.0, 48.0)), 128),
+        (((4, 50.0, 20.0), (64, 50.0, 49.0)), 64),
     ],
 )
 def test_the_threshold_is_where_staging_stops_losing(

@@ -74,7 +74,7 @@ def bench(request: pytest.FixtureRequest, layout: BlockLayout) -> Iterator[Bench
     bench = Bench(layout, gap=request.param)
     yield bench
     bench.close()
-    assert not bench.transfer._thread.is_alive()
+    assert not bench.transfer.is_alive()
 
 
 def check_host(bench: Bench, spans: list[BlockSpan], slots: list[int], rows: list[np.ndarray]) -> None:
