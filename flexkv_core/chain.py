@@ -247,9 +247,9 @@ class TierChain:
             choice=lookup.choice,
         )
 
-    def bind(self, job: LoadJob, device_slots: Any, fence: Fence) -> None:
-        """Give a load its device slots, one for each of its tokens."""
-        self.loads.bind(job, device_slots, fence, self._clock())
+    def bind(self, job: LoadJob, device_slots: Any, fence: Fence, *, layerwise: bool = False) -> None:
+        """Give a load its device slots, one for each of its tokens; first layers first if ``layerwise``."""
+        self.loads.bind(job, device_slots, fence, self._clock(), layerwise=layerwise)
 
     def cancel(self, job: LoadJob | StoreJob) -> None:
         """Give a load or store up; it is over when ``is_over`` says so."""

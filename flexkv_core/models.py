@@ -300,10 +300,10 @@ class NamespaceConfig(Model):
 class EngineConfig(Model):
     """How the engine's side behaves."""
 
-    layerwise: bool = Field(
-        False,
-        description="Loads are awaited layer by layer (IP mode) instead of before the forward pass. "
-        "Not built yet: true is refused.",
+    layerwise: Literal["auto"] | bool = Field(
+        "auto",
+        description="Loads are awaited layer by layer (IP mode) instead of before the forward pass; auto "
+        "decides for each load, by its bytes and the measured speed of copies, and never does so on a CPU.",
     )
     load_wait_s: Seconds = Field(
         0.005,

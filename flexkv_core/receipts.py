@@ -25,6 +25,7 @@ class Receipt:
         total_s: From the request to the end.
         cause: Why it ended as it did, if not well; a cause of the miss counters.
         choice: What was weighed before, if a tier says ``load_or_recompute: auto``.
+        is_layerwise: The copy was awaited layer by layer (load).
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Receipt:
     total_s: float = 0.0
     cause: str = ""
     choice: Choice | None = None
+    is_layerwise: bool = False
 
     def line(self) -> str:
         """One line for the log."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -161,6 +161,7 @@ class Ticket:
         self._layers_done = 0
         self._is_over = False
         self._changed = threading.Condition()
+        self._listeners: list[Callable[[int], None]] = []
 
     @property
     def is_over(self) -> bool:
@@ -202,11 +203,27 @@ class Ticket:
         """
         return False
 
+    def listen(self, listener: Callable[[int], None]) -> None:
+        """Have ``listener`` told how many layers are in place: now, and whenever that changes.
+
+        A copy that failed tells of all layers at its end, so that nobody waits on: look at ``error``.
+        Calls come one at a time, from the transfer's threads; they must be quick and not ask the ticket.
+        """
+        with self._changed:
+            self._listeners.append(listener)
+            listener(self.num_layers if self._is_over else self._layers_done)
+
     def finish_layer(self, layer: int) -> None:
         """For the transfer: layers up to and with ``layer`` are in place."""
         with self._changed:
             self._layers_done = max(self._layers_done, layer + 1)
-            self._changed.notify_all()
+            self._tell(self._layers_done)
+
+    def _tell(self, num_layers: int) -> None:
+        """Wake whoever waits; the condition is held."""
+        for listener in self._listeners:
+            listener(num_layers)
+        self._changed.notify_all()
 
     def finish(self, seconds: float, error: TransferError | None = None) -> None:
         """For the transfer: the end.  A second call is an error."""
@@ -218,7 +235,8 @@ class Ticket:
             if error is None:
                 self._layers_done = self.num_layers
             self._is_over = True
-            self._changed.notify_all()
+            self._tell(self.num_layers)
+            self._listeners.clear()
 
 
 class Transfer(ABC):
@@ -242,6 +260,10 @@ class Transfer(ABC):
     @abstractmethod
     def store(self, job: CopyJob) -> Ticket:
         """Device to host.  As ``load``."""
+
+    def is_alive(self) -> bool:
+        """Whether copies can still end: False when what makes them has died.  Any thread."""
+        return True
 
     @abstractmethod
     def close(self) -> None:

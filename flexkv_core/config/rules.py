@@ -1,4 +1,4 @@
-"""Chains that cannot work by what they declare, and what is not built yet.
+"""Chains that cannot work by what they declare.
 
 What needs opened tiers is the chain's to check.
 """
@@ -15,7 +15,7 @@ Fault = tuple[Path, str]
 
 def chain_faults(config: ChainConfig) -> list[Fault]:
     """All that is not built yet or contradicts itself, each with its place and the reason."""
-    faults: list[Fault] = list(_not_built(config))
+    faults: list[Fault] = []
     for index, tier in enumerate(config.tiers):
         above = config.tiers[:index]
         faults += [(("tiers", index, field), line) for field, line in _tier_faults(tier, above)]
@@ -26,12 +26,6 @@ def chain_faults(config: ChainConfig) -> list[Fault]:
         line = "no tier is ever written, so nothing can ever be found: set write: through in one of them"
         faults.append((("tiers",), line))
     return faults
-
-
-def _not_built(config: ChainConfig) -> Iterator[Fault]:
-    if config.engine.layerwise:
-        line = "transfer layer by layer (FLEXKV_ENABLE_LAYERWISE_TRANSFER) is not built yet: leave it false"
-        yield ("engine", "layerwise"), line
 
 
 def _tier_faults(tier: TierConfig, above: tuple[TierConfig, ...]) -> Iterator[tuple[str, str]]:

@@ -32,6 +32,7 @@ ROWS = [
         "transfer",
         "sync",
     ),
+    ("layerwise",),
     ("transfers",),
     ("models",),
     ("drivers",),

@@ -26,6 +26,7 @@ class Stream:
         self.queued = 0
         self.done = 0
         self.behind: list[Ticket] = []
+        self.layers_behind: list[tuple[int, int, Ticket]] = []
         self._passes: deque[Callable[[], None]] = deque()
 
     def launch(self, run: Callable[[], None]) -> None:
@@ -43,6 +44,17 @@ class Stream:
             self.behind.clear()
             self._passes.popleft()()
             self.done += 1
+
+    def reach(self, layer: int) -> None:
+        """The pass that runs reads ``layer``: what it was ordered behind must be there."""
+        for number, at, ticket in self.layers_behind:
+            if number <= self.done + 1 and at <= layer and not ticket.wait_layer(at, 20.0):
+                assert ticket.error is not None, "the stream waits for a layer that does not come"
+
+    def order(self, layer: int, ticket: Ticket) -> bool:
+        """The pass that is launched next reads ``layer`` only when the copy has brought it."""
+        self.layers_behind.append((self.queued + 1, layer, ticket))
+        return True
 
     def abandon(self) -> None:
         """Forget the passes that are queued: nobody looks at their results any more."""
@@ -75,6 +87,8 @@ class GatedTransfer(TorchTransfer):
 
     Attributes:
         holds_loads, holds_stores: The gates.
+        layers: Loads stop before this layer.
+        fails_at: The next load fails at this layer.
         refuses: So many of the next copies are refused.
         orders: Its tickets order the stream behind them, as on a device with streams.
     """
@@ -82,10 +96,23 @@ class GatedTransfer(TorchTransfer):
     def __init__(self, planes: DevicePlanes, stream: Stream) -> None:
         self.holds_loads = False
         self.holds_stores = False
+        self.layers = LAYERS
+        self.fails_at: int | None = None
         self.refuses = 0
         self.orders = False
         self._stream = stream
+        self._each = len(planes.planes) // LAYERS
         super().__init__(planes, fence=stream.fence)
+        self._plain_load, self._device.load = self._device.load, self._load_rows  # type: ignore[method-assign]
+
+    def _load_rows(self, plane: int, *rows: Any) -> None:
+        layer = plane // self._each
+        while layer >= self.layers:
+            time.sleep(0.0002)
+        if self.fails_at == layer:
+            self.fails_at = None
+            raise OSError("the device has failed")
+        self._plain_load(plane, *rows)
 
     def _may_begin(self, copy: Any) -> bool:
         if self.holds_loads if copy.is_load else self.holds_stores:
@@ -100,10 +127,12 @@ class GatedTransfer(TorchTransfer):
         ticket = super()._submit(job, is_load=is_load)
         if self.orders:
             ticket.order_behind = lambda: self._stream.behind.append(ticket) is None
+            ticket.order_layer = lambda layer, _: self._stream.order(layer, ticket)
         return ticket
 
     def close(self) -> None:
         self.holds_loads = self.holds_stores = False
+        self.layers = LAYERS
         super().close()
 
 

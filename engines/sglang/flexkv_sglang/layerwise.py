@@ -1,0 +1,312 @@
+"""IP mode: loads whose layers the forward pass awaits, from their admission to the end of their copies.
+
+SGLang's KV pools ask a counter before attention reads a layer (``wait_until``), and its model worker
+tells it that a forward pass begins (``set_consumer``): ``LayerDoneCounter`` is ours.
+
+A loaded node is in the tree, locked by us until its copy has ended, so that nobody's eviction or abort
+gives its slots away under the copy.  If a layer does not come, the pass goes on with what is there and
+its results are dropped: each request of the batch that builds on these slots is aborted, whoever loaded
+them.  Until the dead slots are out of the tree, nobody is given them and none of them is stored.
+
+Threads: the scheduler's only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from flexkv_core import EngineError
+from flexkv_core.layerwise.waits import LayerLoad, LayerWaits
+from flexkv_core.manager import KVManager
+from flexkv_core.transfer import Ticket
+
+from . import compat
+
+if TYPE_CHECKING:
+    from .seam_cache import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["auto"] | bool
+
+_WORTH_S = 0.001
+"""A copy that takes less is not worth forty waits of a few microseconds each."""
+_FIRST_GUESS = 20e9
+"""Bytes a second, until a load was measured."""
+_SMOOTHING = 0.2
+
+
+class LayerDoneCounter:
+    """What SGLang's pools and model worker know of it: the interface of its own ``LayerDoneCounter``.
+
+    Source: sglang 0.5.17 to 0.5.23, mem_cache/memory_pool.py, get_key_buffer; managers/tp_worker.py,
+    set_hicache_consumer; model_executor/runner/prefill_cuda_graph_runner.py, _wait_for_layer_loads.
+
+    Attributes:
+        num_layers: Layers of the pool.
+    """
+
+    def __init__(self, waits: LayerWaits, *, before_pass: bool = False) -> None:
+        """A counter over ``waits``.
+
+        Args:
+            waits: The loads.
+            before_pass: Passes wait for all layers before they begin: a prefill that is one CUDA graph asks
+                for no layer while it runs.
+        """
+        self.num_layers = waits.num_layers
+        self._waits = waits
+        self._before_pass = before_pass
+
+    @property
+    def consumer_index(self) -> int:
+        """Not negative while there is something to wait for."""
+        return 0 if self._waits.num_open else -1
+
+    def set_consumer(self, index: int) -> None:  # noqa: ARG002 - every pass waits for every load
+        """A forward pass begins."""
+        self._waits.begin_batch()
+        if self._before_pass:
+            self.wait_until(self.num_layers - 1)
+
+    def wait_until(self, threshold: int) -> None:
+        """The calling pass is about to read layer ``threshold``, counted from the pool's first."""
+        if self._waits.num_open:
+            self._waits.wait_until(threshold)
+
+
+def prefill_is_one_graph(ctx: Any) -> bool:
+    """Whether prefills are replayed as one CUDA graph, in which no layer asks."""
+    config = getattr(ctx.server_args, "cuda_graph_config", None)
+    return getattr(getattr(config, "prefill", None), "backend", None) == "full"
+
+
+def register_counter(ctx: Any, counter: LayerDoneCounter) -> None:
+    """Have the pool ask ``counter`` before a layer is read, and the model worker tell it of passes."""
+    compat.kv_pool(ctx).register_layer_transfer_counter(counter)
+    if ctx.tp_worker is not None:
+        ctx.tp_worker.register_hicache_layer_transfer_counter(counter)
+
+
+class ModeChoice:
+    """Whether a load is awaited layer by layer: as configured, or by how long it will take."""
+
+    def __init__(self, mode: Mode, *, has_streams: bool, num_layers: int) -> None:
+        """Decide by ``mode``; ``auto`` never takes layers without streams: the engine's thread would wait."""
+        self._mode = mode
+        self._may = has_streams and num_layers > 1
+        self._rate = _FIRST_GUESS
+
+    @property
+    def may_be_by_layer(self) -> bool:
+        """Whether any load ever will be."""
+        return self._may if self._mode == "auto" else self._mode
+
+    def observe(self, ticket: Ticket) -> None:
+        """A load has ended: learn its speed."""
+        if ticket.error is None and ticket.seconds > 0 and ticket.num_bytes >= 1 << 20:
+            self._rate += _SMOOTHING * (ticket.num_bytes / ticket.seconds - self._rate)
+
+    def by_layer(self, num_bytes: int) -> bool:
+        """For a load of so many bytes."""
+        if self._mode == "auto":
+            return self._may and num_bytes / self._rate >= _WORTH_S
+        return self._mode
+
+
+@dataclass(eq=False)
+class _Open:
+    """A loaded span of the tree whose copy has not ended, or whose copy has failed.
+
+    Attributes:
+        load: How it is awaited.
+        key: SGLang's key up to the span's end, a copy.
+        have: Tokens before the span.
+        node: The tree's node at its end, locked.
+        slots: What the copy writes: 1-D int64 on the device.
+    """
+
+    load: LayerLoad
+    key: Any
+    have: int
+    node: Any
+    slots: torch.Tensor
+
+
+class LayerwiseLoads:
+    """All loads of one tree that are, or were, awaited layer by layer and whose slots are not settled."""
+
+    def __init__(self, tree: Any, manager: KVManager, waits: LayerWaits, choice: ModeChoice) -> None:
+        """None yet."""
+        self._tree = tree
+        self._manager = manager
+        self._waits = waits
+        self._choice = choice
+        self._open: list[_Open] = []
+        self._dead: list[_Open] = []
+
+    @property
+    def tasks(self) -> list[int]:
+        """Tasks whose copies may still move bytes."""
+        return [entry.load.task for entry in (*self._open, *self._dead) if not entry.load.ticket.is_over]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held."""
+        return not self._open and not self._dead
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether there are slots in the tree that a failed load left behind."""
+        return bool(self._dead)
+
+    @property
+    def holders(self) -> list[Any]:
+        """The nodes that are locked here."""
+        return [entry.node for entry in (*self._open, *self._dead)]
+
+    def wants(self, num_bytes: int) -> bool:
+        """Whether a load of so many bytes is to be awaited layer by layer, and can be."""
+        return self._choice.by_layer(num_bytes) and self._waits.may_open
+
+    def open(self, task: int, ticket: Ticket, key: Any, have: int, node: Any, slots: torch.Tensor) -> None:
+        """From now on passes wait for this load, and its node is locked until its copy has ended."""
+        self._tree.inc_lock_ref(node)
+        self._open.append(_Open(self._waits.open(ticket, task), key, have, node, slots))
+
+    def tick(self) -> None:
+        """A pass of the scheduler begins.  Raises as ``settle``."""
+        self._waits.begin_batch()
+        self.settle()
+
+    def settle(self) -> None:
+        """Unlock what has come; take out what has not, once it can be.
+
+        Raises:
+            EngineError: a copy failed on the device after a pass was ordered behind it: what the pass read
+                is not known, and better no answer than a wrong one.
+        """
+        for load in self._waits.collect():
+            self._manager.try_wait([load.task])
+            entry = next((entry for entry in self._open if entry.load is load), None)
+            if entry is None:
+                continue
+            self._open.remove(entry)
+            if load.ticket.error is None:
+                self._choice.observe(load.ticket)
+                self._tree.dec_lock_ref(entry.node)
+                continue
+            if load.is_ordered:
+                raise EngineError(f"a restore failed on the device after it was used: {load.ticket.error}")
+            self._bury(entry, str(load.ticket.error))
+        if self._dead:
+            self._dead = [entry for entry in self._dead if not self._is_gone(entry)]
+
+    def _bury(self, entry: _Open, why: str) -> None:
+        entry.load.failure = entry.load.failure or why
+        self._manager.metrics.count("layerwise_failures")
+        self._dead.append(entry)
+
+    def _is_gone(self, entry: _Open) -> bool:
+        """Take dead slots out of the tree, once no byte moves and no request holds them any more."""
+        top = _first_behind(entry)
+        if not entry.load.ticket.is_over or top.lock_ref > 1:
+            return False
+        self._tree.dec_lock_ref(entry.node)
+        _drop(self._tree, top)
+        logger.info("[FlexKV] %d slots of a failed load are free again", len(entry.slots))
+        return True
+
+    def abort_failed(self, scheduler: Any, batch: Any) -> None:
+        """After a forward pass: drop its results for each request that builds on slots of a failed load."""
+        for load in self._waits.take_failed():
+            entry = next(entry for entry in self._open if entry.load is load)
+            self._open.remove(entry)
+            self._bury(entry, load.failure)
+        for entry in self._dead:
+            for req in batch.reqs:
+                if self._builds_on(req, entry.slots) and compat.abort_request(
+                    scheduler, req, f"flexkv: a layerwise load failed: {entry.load.failure}"
+                ):
+                    self._manager.metrics.count("layerwise_aborts")
+                    logger.error("[FlexKV] request %r is aborted: %s", req.rid, entry.load.failure)
+
+    def _builds_on(self, req: Any, slots: torch.Tensor) -> bool:
+        row = self._tree.req_to_token_pool.req_to_token[compat.request_row(req)]
+        return has_any(row[: compat.protected_len(req)], slots)
+
+    def is_dead(self, checkpoint: Checkpoint) -> bool:
+        """Whether some of the slots that are handed over hold what a failed load left."""
+        if not self._dead:
+            return False
+        slots = checkpoint.slots(0, checkpoint.num_tokens)
+        return any(has_any(slots, entry.slots) for entry in self._dead)
+
+    def visible(self, params: Any) -> Any:
+        """A query without what failed loads left; the request's own KV then stays out of the tree, too."""
+        key = params.key
+        for entry in self._dead:
+            if _shared(key, entry.key) > entry.have:
+                key = key[: entry.have]
+        if key is params.key:
+            return params
+        if params.req is not None:
+            params.req.skip_radix_cache_insert = True
+        return replace(params, key=key)
+
+    def reset(self) -> None:
+        """The tree forgets everything; nothing may be moving any more."""
+        self._waits.collect()
+        self._open.clear()
+        self._dead.clear()
+
+    def close(self) -> None:
+        """After the transfer was closed."""
+        self._waits.close()
+
+
+def _first_behind(entry: _Open) -> Any:
+    """The node that begins where the loaded span does; all locks below it are counted in its own."""
+    node, start = entry.node, len(entry.key) - len(entry.node.key)
+    while start > entry.have:
+        node = node.parent
+        start -= len(node.key)
+    return node
+
+
+def _drop(tree: Any, top: Any) -> None:
+    """Take an unlocked node and all below it out of the tree, and free their slots.
+
+    Source: sglang 0.5.17 to 0.5.23, mem_cache/radix_cache.py, evict.
+    """
+    nodes = [top]
+    for node in nodes:  # grows while it is read: parents come before their children
+        nodes += node.children.values()
+    for node in reversed(nodes):
+        compat.free_slots(tree, node.value)
+        tree._delete_leaf(node)
+        if hasattr(tree, "kv_events"):
+            tree.kv_events.record_remove(node)
+        else:
+            tree._record_remove_event(node)
+
+
+def has_any(slots: torch.Tensor, of: torch.Tensor) -> bool:
+    """Whether two lists of slots have one in common."""
+    return bool(torch.isin(slots.to(torch.int64), of).any())
+
+
+def _shared(key: Any, other: Any) -> int:
+    """How many tokens two keys of SGLang begin with alike; 0 in different namespaces."""
+    for name in ("extra_key", "cache_salt"):
+        if getattr(key, name, None) != getattr(other, name, None):
+            return 0
+    tokens: Sequence[int] = key.raw_token_ids()
+    others: Sequence[int] = other.raw_token_ids()
+    pairs = enumerate(zip(tokens, others, strict=False))
+    return next((at for at, (one, two) in pairs if one != two), min(len(tokens), len(others)))

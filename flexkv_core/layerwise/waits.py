@@ -1,0 +1,176 @@
+"""LayerWaits: the loads that an engine's next forward passes build on, awaited layer by layer.
+
+Every pass waits for every load that has not ended, whoever it is for: several in one batch, and a
+request that was given the slots of another one's load, are right without further thought.  On a device
+with streams the wait is an event on the stream (``Ticket.order_layer``); elsewhere, and where a stream
+cannot wait, the calling thread waits for the counter.
+
+A wait that fails does not raise: it would end the engine in the middle of a pass.  The load is marked,
+later layers do not wait for it again, and ``take_failed`` hands it to whoever drops the pass' results.
+
+Threads: the engine's thread only; copies signal from theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..transfer import Ticket
+from .counters import Counter, LayerCounters
+
+logger = logging.getLogger(__name__)
+
+_SUBMIT_S = 0.05
+"""How long the host waits for a piece to be queued, so that a stream can wait for it."""
+_LOOK_S = 0.2
+"""How often a waiter looks whether anybody still copies: death is seen within a second."""
+
+
+@dataclass(eq=False)
+class LayerLoad:
+    """One load that is awaited layer by layer.
+
+    Attributes:
+        ticket: Its copy.
+        task: The engine's number of it.
+        counter: Where its layers are counted.
+        generation: Of the counter.
+        deadline: When a wait for it fails, in monotonic seconds.
+        ready_to: The last layer that is known to be there; -1 for none.
+        is_ordered: A stream was told to wait for it, so that a failure later is seen too late.
+        failure: Which layer did not come, and why; empty while all is well.
+    """
+
+    ticket: Ticket
+    task: int
+    counter: Counter
+    generation: int
+    deadline: float
+    ready_to: int = -1
+    is_ordered: bool = False
+    failure: str = ""
+
+
+class LayerWaits:
+    """The layerwise loads of one engine rank."""
+
+    def __init__(
+        self,
+        counters: LayerCounters,
+        *,
+        timeout_s: float,
+        rank: int = 0,
+        is_alive: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """No loads yet.
+
+        Args:
+            counters: Owned from now on.
+            timeout_s: Longest time from a load's start to each of its layers.
+            rank: For messages.
+            is_alive: Whether whoever copies still lives; asked a few times a second while waiting.
+            clock: Monotonic seconds.
+        """
+        self.num_layers = counters.num_layers
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._rank = rank
+        self._is_alive = is_alive
+        self._clock = clock
+        self._batch: Counter | None = None
+        self._loads: list[LayerLoad] = []
+        self._failed: list[LayerLoad] = []
+
+    @property
+    def num_open(self) -> int:
+        """Loads that have not ended."""
+        return len(self._loads)
+
+    @property
+    def may_open(self) -> bool:
+        """Whether a counter is free for a load; else it has to be awaited as a whole."""
+        return self._batch is not None or self._counters.has_idle
+
+    def begin_batch(self) -> None:
+        """Loads from now on are for another pass than those before."""
+        self._batch = None
+
+    def open(self, ticket: Ticket, task: int) -> LayerLoad:
+        """Have passes wait for a load.  ``may_open`` must say so.
+
+        Args:
+            ticket: The running copy.
+            task: Its number, for messages.
+        """
+        batch = self._batch = self._batch or self._counters.take()
+        if batch is None:
+            raise AssertionError("no counter is free: ask may_open first")
+        load = LayerLoad(ticket, task, batch, batch.generation, self._clock() + self._timeout_s)
+        self._loads.append(load)
+        ticket.listen(batch.add())
+        return load
+
+    def wait_until(self, layer: int) -> None:
+        """Let the calling pass read ``layer`` and all before it, of all loads.  Blocks where it must."""
+        for load in self._loads:
+            if load.ready_to < layer and not load.failure:
+                self._wait(load, layer)
+
+    def take_failed(self) -> list[LayerLoad]:
+        """Loads whose layers were not there when a pass needed them, each once."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def collect(self) -> list[LayerLoad]:
+        """Loads whose copies have ended, each once: their device slots are free of them."""
+        ended = [load for load in self._loads if load.ticket.is_over]
+        if ended:
+            self._loads = [load for load in self._loads if not load.ticket.is_over]
+            for load in ended:
+                load.counter.release()
+        return ended
+
+    def close(self) -> None:
+        """Close the counters.  After the transfer, whose threads signal them."""
+        self._counters.close()
+
+    def _wait(self, load: LayerLoad, layer: int) -> None:
+        ticket = load.ticket
+        if ticket.is_layer_ready(layer):
+            load.ready_to = layer
+        elif ticket.order_layer(layer, _SUBMIT_S):
+            load.is_ordered = True  # this stream; another one that reads the layer is ordered in its turn
+        else:
+            self._wait_here(load, layer)
+
+    def _wait_here(self, load: LayerLoad, layer: int) -> None:
+        while True:
+            left = load.deadline - self._clock()
+            is_counted = load.counter.wait(layer, min(_LOOK_S, left))
+            if load.ticket.error is not None:
+                return self._fail(load, layer, str(load.ticket.error))
+            if is_counted or load.ticket.is_layer_ready(layer):
+                load.ready_to = layer
+                return None
+            if not self._is_alive():
+                return self._fail_all(layer, "whoever copies it has died")
+            if left <= 0:
+                return self._fail(load, layer, f"not there {self._timeout_s:g} s after the load began")
+
+    def _fail_all(self, layer: int, why: str) -> None:
+        """Nobody copies any more: what is not there now will never be."""
+        for load in self._loads:
+            if not load.failure and not load.ticket.is_layer_ready(layer):
+                self._fail(load, layer, why)
+
+    def _fail(self, load: LayerLoad, layer: int, why: str) -> None:
+        load.failure = (
+            f"rank {self._rank}, task {load.task}, counter {load.counter.index} "
+            f"(generation {load.generation}), layer {layer}: {why}"
+        )
+        logger.error("[FlexKV] layerwise load failed: %s", load.failure)
+        self._failed.append(load)

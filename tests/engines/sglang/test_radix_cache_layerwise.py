@@ -1,0 +1,440 @@
+"""IP mode on the scheduler model: what a pass reads, who waits for whom, what becomes of a failed load.
+
+Tests with ``cured`` switch a cure off to show that they see the hazard: then a pass reads wrong KV.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installed (make setup)")
+
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from flexkv_core import EngineError
+from flexkv_core.layerwise import counters
+from tests.support.sglang_device import LAYERS
+from tests.support.sglang_world import Job, SglangWorld, cpu, ssd, world
+
+PAGES = [1, 16]
+CURED = pytest.mark.parametrize("cured", [True, False], ids=["cured", "hazard"])
+IP = {"layerwise": True}
+WRONG = "wrong KV"
+
+
+def _stored(w: SglangWorld, *prompts: range) -> None:
+    """Have the prompts in host slots and nothing on the device, not even what was there."""
+    for prompt in prompts:
+        w.ask(prompt, outputs=1)
+    assert w.flush()
+    w.poison_free()
+
+
+def _loads(w: SglangWorld) -> Any:
+    loads = w.cache._layerwise
+    assert loads is not None
+    return loads
+
+
+def _until(w: SglangWorld, is_so: Any) -> None:
+    end = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end, w.describe()
+        w.cache.check_hicache_events()
+        time.sleep(0.0005)
+
+
+# ---- one load -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("pool", ["mha", "mla"])
+def test_a_pass_begins_while_its_load_runs(tmp_path: Path, page: int, pool: str) -> None:
+    """R79, R80: layer 0 is read before layer 1 has come; the receipt says which way the load went."""
+    with world(tmp_path, page=page, pool=pool, engine=IP) as w:
+        _stored(w, range(64))
+        w.transfer.layers = 1
+        seen: list[bool] = []
+
+        def at_layer(layer: int) -> None:
+            if layer == 1 and not seen:
+                (load,) = _loads(w)._open
+                seen.append(load.load.ticket.is_layer_ready(0) and not load.load.ticket.is_layer_ready(1))
+                w.transfer.layers = LAYERS
+
+        w.on_layer = at_layer
+        job = w.ask([*range(64), 1])
+        assert seen == [True]
+        assert job.cached == (0, 64, 0)
+        assert w.count("jobs", kind="load", status="ok") == 1
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_pass_is_ordered_behind_each_layer_on_the_device(tmp_path: Path, page: int) -> None:
+    """R59: with streams the scheduler goes on at once, and the pass waits on the device, by layer."""
+    with world(tmp_path, page=page, engine=IP) as w:
+        _stored(w, range(64))
+        w.transfer.orders = w.stream.lags = True
+        w.transfer.layers = 0
+        job = w.submit([*range(64), 1], outputs=1)
+        began = time.monotonic()
+        w.cache.check_hicache_events()
+        batch = w._prefill()
+        assert batch is not None
+        assert time.monotonic() - began < 1
+        w.results.append(batch)
+        assert job.cached == (0, 64, 0)
+        w.check()
+        assert not _loads(w).is_idle
+        w.transfer.layers = LAYERS
+        w.run(job)
+        w.stream.lags = False
+        w.settle()
+
+
+def test_matching_begins_no_load(tmp_path: Path) -> None:
+    """HS-43, R80: a request that is only ranked costs no slot and no copy."""
+    with world(tmp_path, engine=IP, lpm=True) as w:
+        _stored(w, range(64))
+        job = w.submit([*range(64), 1])
+        for _ in range(5):
+            assert w.match(job) == 64
+        assert _loads(w).is_idle
+        assert w.allocator.available_size() == w.size
+        w.run()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_copy_that_cannot_begin_is_computed(tmp_path: Path, page: int) -> None:
+    """HS-42: nothing is left of the plan; the end of the world looks for pins, tasks and slots."""
+    with world(tmp_path, page=page, engine=IP) as w:
+        _stored(w, range(64))
+        w.transfer.refuses = 1
+        assert w.ask([*range(64), 1]).cached == (0, 0, 0)
+        assert _loads(w).is_idle
+
+
+def test_blocks_below_the_host_are_staged_first(tmp_path: Path) -> None:
+    """The load starts at admission, once what lies on the disk has come to the host."""
+    disk = ssd(tmp_path / "disk")
+    with world(tmp_path, tiers=[cpu(), disk], engine=IP) as w:
+        w.ask(range(100))
+    with world(tmp_path, tiers=[cpu(), disk], engine=IP) as w:
+        job = w.ask(range(100))
+        assert job.cached is not None
+        assert sum(job.cached) == 99
+        assert w.count("tokens", kind="load") == 99
+
+
+# ---- several loads --------------------------------------------------------------------------------
+
+
+@CURED
+@pytest.mark.parametrize("page", PAGES)
+def test_every_load_of_a_batch_is_awaited(
+    tmp_path: Path, page: int, cured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HS-5, R81: a counter that takes one unit a layer for all of them lets the pass go at the first."""
+    if not cured:
+        plain = counters.Counter.add
+
+        def add(self: counters.Counter) -> counters.Signal:
+            signal = plain(self)
+            self._num_loads = 1
+            return signal
+
+        monkeypatch.setattr(counters.Counter, "add", add)
+    with world(tmp_path, page=page, engine=IP) as w:
+        prompts = [range(at, at + 64) for at in (0, 100, 200)]
+        _stored(w, *prompts)
+        w.transfer.holds_loads = True
+        jobs = [w.submit([*prompt, 1]) for prompt in prompts]
+
+        def release(layer: int) -> None:
+            if cured:
+                w.transfer.holds_loads = False
+
+        w.on_layer = release
+        if not cured:  # the first load alone runs
+            first: list[int] = []
+
+            def may_begin(copy: Any) -> bool:
+                first.append(copy.ticket.job.number)
+                return bool(copy.ticket.job.number == first[0])
+
+            w.transfer._may_begin = may_begin  # type: ignore[method-assign]
+            with pytest.raises(AssertionError, match=WRONG):
+                w.run()
+            w.is_broken = True
+            w.transfer._may_begin = lambda _copy: True  # type: ignore[method-assign]
+            return
+        w.run()
+        assert [job.cached for job in jobs] == [(0, 64, 0)] * 3
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_request_that_is_given_anothers_load_waits_for_it(tmp_path: Path, page: int) -> None:
+    """HS-6: the node is in the tree while its bytes are on the way; all passes wait for them."""
+    with world(tmp_path, page=page, engine=IP) as w:
+        _stored(w, range(64))
+        w.transfer.layers = 0
+        first = w.submit([*range(64), 1])
+        second = w.submit([*range(64), 2])
+
+        def open_gate(layer: int) -> None:
+            w.transfer.layers = max(w.transfer.layers, layer + 1)
+
+        w.on_layer = open_gate
+        w.run()
+        assert first.cached == (0, 64, 0)
+        assert second.cached == (64, 0, 0)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_more_batches_than_counters(tmp_path: Path, page: int) -> None:
+    """R82, R89: with all counters in use a load is awaited as a whole; both ways serve side by side."""
+    with world(tmp_path, page=page, engine=IP | {"load_wait_s": 0.002}) as w:
+        prompts = [range(at, at + 32) for at in range(0, 500, 100)]
+        _stored(w, *prompts)
+        w.transfer.orders = w.stream.lags = True
+        w.transfer.holds_loads = True
+        for prompt in prompts[:3]:
+            w.submit([*prompt, 1], outputs=1)
+            w.cache.check_hicache_events()
+            batch = w._prefill()
+            assert batch is not None
+            w.results.append(batch)
+        assert not _loads(w).wants(1 << 30)
+        late = w.submit([*prompts[3], 1], outputs=1)
+        w.transfer.orders = False
+        w.cache.check_hicache_events()
+        assert w._prefill() is None
+        assert w.cache._loads
+        w.transfer.holds_loads = False
+        w.stream.run()
+        w.stream.lags = False
+        w.run()
+        assert late.cached == (0, 32, 0)
+
+
+@CURED
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_layers_that_nobody_reads_leave_nothing_behind(
+    tmp_path: Path, skipped: int, cured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HS-10, R83: the units of a skipped layer must not satisfy the next load that takes the counter."""
+    if not cured:
+        monkeypatch.setattr(counters.Counter, "take", _take_without_emptying)
+    with world(tmp_path, engine=IP) as w:
+        prompts = [range(at, at + 48) for at in range(0, 400, 100)]
+        _stored(w, *prompts)
+        w.skips = {skipped}
+        for prompt in prompts[:3]:  # every counter once
+            job = w.submit([*prompt, 1], outputs=1)
+            w.run(job)
+            w.settle()
+        w.skips = set()
+        w.transfer.layers = 0 if skipped == 0 else 1
+        job = w.submit([*prompts[3], 1], outputs=1)
+        if not cured:
+            w.submit([*prompts[3], 1])
+            with pytest.raises(AssertionError, match=WRONG):
+                w.run(job)
+            w.is_broken = True
+            return
+
+        def open_gate(layer: int) -> None:
+            if layer == LAYERS - 1:
+                w.transfer.layers = LAYERS
+
+        if skipped == 1:
+            w.on_layer = open_gate
+        else:
+            w.transfer.layers = LAYERS
+        w.run(job)
+        assert job.cached == (0, 48, 0)
+
+
+def _take_without_emptying(self: counters.Counter) -> None:
+    self.generation += 1
+    self._num_loads = self._waited = 0
+    self._units = [0] * len(self._units)
+
+
+# ---- locks and leases -----------------------------------------------------------------------------
+
+
+@CURED
+def test_what_a_load_writes_is_locked(tmp_path: Path, cured: bool) -> None:
+    """HS-7, R90: its request is gone, the device is short of room, and still nobody gets the slots."""
+    with world(tmp_path, page=16, engine=IP) as w:  # the end of the request fills no page: it stores nothing
+        _stored(w, range(64))
+        w.transfer.orders = w.stream.lags = True
+        w.transfer.holds_loads = True
+        job = w.submit([*range(64), 1], outputs=4)
+        w.cache.check_hicache_events()
+        batch = w._prefill()
+        assert batch is not None
+        w.abort(job)
+        w._finish_check(job)
+        (entry,) = _loads(w)._open
+        if not cured:
+            w.cache.dec_lock_ref(entry.node)
+        w.cache.evict(EvictParams(num_tokens=w.size))
+        taken = w.size - w.allocator.available_size()
+        assert (taken >= 64) is cured
+        free = w.poison_free()
+        w.transfer.holds_loads = False
+        w.stream.abandon()
+        _until(w, lambda: entry.load.ticket.is_over)
+        touched = any((plane[free] != 0xAB).any() for plane in w.planes)
+        assert touched is not cured
+        w.stream.lags = False
+        if not cured:
+            w.is_broken = True
+            return
+        w.settle()
+
+
+def test_a_flush_waits_for_copies_by_layer(tmp_path: Path) -> None:
+    """HS-51: or is refused, in time."""
+    with world(tmp_path, engine=IP | {"shutdown_deadline_s": 0.1}) as w:
+        _stored(w, range(64))
+        w.transfer.orders = w.stream.lags = True
+        w.transfer.layers = 1
+        job = w.submit([*range(64), 1], outputs=1)
+        w.cache.check_hicache_events()
+        batch = w._prefill()
+        assert batch is not None
+        w.results.append(batch)
+        assert not w.cache.may_flush()
+        w.transfer.layers = LAYERS
+        w.stream.run()
+        w.stream.lags = False
+        w.run(job)
+        assert w.flush()
+
+
+# ---- loads that do not come -----------------------------------------------------------------------
+
+
+def _fail(w: SglangWorld, how: str) -> None:
+    if how == "late":
+        w.transfer.layers = 1
+    elif how == "failed":
+        w.transfer.fails_at = 1
+    else:
+        w.transfer.layers = 1
+        _loads(w)._waits._is_alive = lambda: False
+
+
+@pytest.mark.parametrize("how", ["late", "failed", "dead"])
+@pytest.mark.parametrize("page", PAGES)
+def test_only_the_batch_of_a_failed_load_is_aborted(
+    tmp_path: Path, page: int, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """HS-50, R84, R85: the scheduler lives, its other requests go on, and nobody is answered from such KV."""
+    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 0.3}, size=1024) as w:
+        _stored(w, range(64))
+        decoding = w.submit(range(500, 520), outputs=30)
+        w.run(until=lambda: len(decoding.req.output_ids) > 2)
+        _fail(w, how)
+        victims = [w.submit([*range(64), 1]), w.submit([*range(64), 2])]
+        bystander = w.submit(range(700, 740), outputs=4)
+        began = time.monotonic()
+        w.run(*victims, bystander)
+        assert time.monotonic() - began < 2
+        for victim in victims:
+            assert victim.req.finished_reason.to_json()["status_code"] == 503
+            assert not victim.req.output_ids
+        assert len(bystander.req.output_ids) == 4
+        assert not bystander.req.skip_radix_cache_insert
+        message = victims[0].req.finished_reason.message
+        for fact in ("rank 0, task ", ", counter ", ", layer "):
+            assert fact in message
+        assert w.count("layerwise_failures") == 1
+        assert w.count("layerwise_aborts") == 2
+        if how != "failed":  # the copy still runs: the slots are nobody's, and nobody is given them
+            _loads(w)._waits._is_alive = lambda: True
+            dead = set(_loads(w)._dead[0].slots.tolist())
+            again = w.submit([*range(64), 3], outputs=2)
+            w.run(again)
+            assert again.cached == (0, 0, 0)
+            assert dead.isdisjoint(w._free())
+            w.transfer.layers = LAYERS
+            _until(w, lambda: _loads(w).is_idle)
+            assert dead <= set(w._free())
+        w.run(decoding)
+        assert len(decoding.req.output_ids) == 30
+        w.settle()
+        assert w.ask([*range(64), 4]).cached == (0, 64, 0), "the host still has it"
+
+
+def test_a_chunked_request_is_aborted_between_its_chunks(tmp_path: Path) -> None:
+    with world(tmp_path, engine=IP | {"load_deadline_s": 0.2}, chunk=32) as w:
+        _stored(w, range(64))
+        w.transfer.layers = 0
+        job = w.submit([*range(64), *range(900, 1000)], outputs=1)
+        w.run(until=lambda: job.is_aborted)
+        w.transfer.layers = LAYERS
+        w.settle()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nothing_of_a_failed_load_is_stored(tmp_path: Path, page: int) -> None:
+    """Neither what was to be loaded nor what was computed on it."""
+    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 0.2}) as w:
+        _stored(w, range(64))
+        w.transfer.layers = 0
+        job = w.submit([*range(64), 1], outputs=4)
+        stored = w.count("tokens", kind="store")
+        w.run(job)
+        w.transfer.layers = LAYERS
+        w.settle()
+        assert w.count("tokens", kind="store") == stored
+        assert w.ask([*range(64), 1, 5]).cached == (0, 64, 0)
+
+
+def test_a_failure_that_comes_after_the_device_was_ordered_ends_the_engine(tmp_path: Path) -> None:
+    """A pass has read what is not known: better no answer than a wrong one."""
+    with world(tmp_path, engine=IP) as w:
+        _stored(w, range(64))
+        w.transfer.orders = w.stream.lags = True
+        w.transfer.fails_at = 1
+        w.transfer.layers = 1
+        w.submit([*range(64), 1], outputs=1)
+        w.cache.check_hicache_events()
+        assert w._prefill() is not None
+        w.transfer.layers = LAYERS
+        w.is_broken = True
+        with pytest.raises(EngineError, match="after it was used"):
+            _until(w, lambda: False)
+
+
+def test_a_request_that_ends_early_needs_no_load(tmp_path: Path) -> None:
+    """An aborted job's own path: nothing is left of it, whichever layer the copy has reached."""
+    for layers in range(LAYERS):
+        with world(tmp_path, engine=IP) as w:
+            _stored(w, range(64))
+            w.transfer.orders = w.stream.lags = True
+            w.transfer.layers = layers
+            job: Job = w.submit([*range(64), 1], outputs=8)
+            w.cache.check_hicache_events()
+            batch = w._prefill()
+            assert batch is not None
+            w.results.append(batch)
+            w.abort(job)
+            w.transfer.layers = LAYERS
+            w.run()
+            w.stream.run()
+            w.stream.lags = False
+
+
+def test_auto_waits_as_a_whole_on_a_cpu(tmp_path: Path) -> None:
+    with world(tmp_path) as w:
+        assert w.cache._layerwise is None
+        assert w.kv.layer_transfer_counter is None
