@@ -47,7 +47,9 @@ class LoadJob:
         cause: Why it failed; empty otherwise.
         ticket: The copy to the device, once there is one.
         number: Unique in the process.
+        is_layerwise: Its copy is awaited layer by layer, by an engine that keeps its own time.
         slots: Host slot of each block; -1 while it is not there.
+        from_below: Positions of the blocks that were not in the first tier when it began.
         pinned: Blocks of the first tier that it pins; each protects all before it.
         lent: Unpublished slots that it uses.
     """
@@ -59,10 +61,12 @@ class LoadJob:
     deadline: float
     is_prefetch: bool = False
     choice: Choice | None = None
+    is_layerwise: bool = False
     state: LoadState = LoadState.STAGING
     cause: str = ""
     ticket: Ticket | None = None
     slots: list[int] = field(default_factory=list)
+    from_below: list[int] = field(default_factory=list)
     pinned: list[BlockKey] = field(default_factory=list)
     lent: list[int] = field(default_factory=list)
     num_waiting: int = 0

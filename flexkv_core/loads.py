@@ -81,15 +81,19 @@ class Loads:
         for tier in set(plan.tiers):
             self._index.touch(tier, plan.keys_in(tier), now)
         self._active[job.number] = job
+        job.from_below = to_fill
         job.num_waiting = len(to_fill)
         if not to_fill:
             self._staged(job, now)
         return job
 
-    def bind(self, job: LoadJob, device_slots: Any, fence: Fence, now: float) -> None:
+    def bind(
+        self, job: LoadJob, device_slots: Any, fence: Fence, now: float, *, layerwise: bool = False
+    ) -> None:
         """Say where the tokens go: one device slot each.  The copy starts once all is staged."""
         if job.is_over:
             return
+        job.is_layerwise = layerwise
         job.bound = (device_slots, fence)
         if job.state is LoadState.STAGED:
             self._copy(job, now)
@@ -108,7 +112,7 @@ class Loads:
         for job in list(self._active.values()):
             if job.state is LoadState.COPYING and job.ticket is not None and job.ticket.is_over:
                 self._copied(job, job.ticket, now)
-            elif job.deadline <= now and job.given_up is None:
+            elif job.deadline <= now and job.given_up is None and not _is_in_use(job):
                 self._metrics.count("load_deadlines")
                 self._give_up(job, LoadState.FAILED, Status.TIMEOUT.value, now)
 
@@ -196,7 +200,8 @@ class Loads:
         plan = job.plan
         spans = HostSpans(self._host.pool, job.slots, plan.stored_tokens, plan.first, plan.last)
         try:
-            job.ticket = self._transfer.load(CopyJob(job.number, spans, device_slots, fence))
+            copy = CopyJob(job.number, spans, device_slots, fence, job.is_layerwise)
+            job.ticket = self._transfer.load(copy)
         except TransferError as exc:
             self._metrics.count("load_failures", tier="device", cause="transfer")
             self._give_up(job, LoadState.FAILED, f"transfer: {exc}", now)
@@ -250,4 +255,10 @@ class Loads:
             total_s=now - job.begun,
             cause=job.cause,
             choice=job.choice,
+            is_layerwise=job.is_layerwise,
         )
+
+
+def _is_in_use(job: LoadJob) -> bool:
+    """Whether the engine reads what the copy brings while it runs: then only its end counts."""
+    return job.is_layerwise and job.state is LoadState.COPYING

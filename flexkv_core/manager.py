@@ -282,6 +282,7 @@ class KVManager:
         slot_mappings: Sequence[Any],
         *,
         as_batch: bool = False,
+        layerwise: bool = False,
         fence: Fence | None = None,
     ) -> list[int]:
         """Start copies: one device slot for each True token of the task's mask, in order.
@@ -290,6 +291,7 @@ class KVManager:
             task_ids: Tasks of ``get_match`` or ``put_match``.
             slot_mappings: Per task 1-D int64 slots (``array('q')`` or a CPU tensor).
             as_batch: Answer with one id for all.
+            layerwise: Loads: the engine awaits layer after layer (``ticket``), so the first go first.
             fence: What must have ended on the device; default: all work queued so far.
 
         Returns:
@@ -305,7 +307,7 @@ class KVManager:
         for task, slots in zip(tasks, slot_mappings, strict=True):
             task.is_launched = True
             if isinstance(task.job, LoadJob):
-                self.chain.bind(task.job, slots, behind)
+                self.chain.bind(task.job, slots, behind, layerwise=layerwise)
             elif isinstance(task.job, StoreJob):
                 self.chain.launch(task.job, slots, behind)
         if not as_batch or len(tasks) < 2:

@@ -18,7 +18,8 @@ _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _RID = rf"(?P<rid>{_QUOTED}|.*?)"
 _INT, _REAL = r"\d{1,18}", r"[\d.]{1,18}"
 _TRANSFER = re.compile(
-    rf"(?P<way>H2D|D2H|PREFETCH) transfer request: {_INT} finished transfer data size: (?P<gb>{_REAL}) GB "
+    rf"(?P<way>H2D|D2H|PREFETCH|LAYERWISE) transfer request: {_INT} finished "
+    rf"transfer data size: (?P<gb>{_REAL}) GB "
     rf"transfer time: (?P<seconds>{_REAL}) s transfer bandwidth: {_REAL} GB/s "
     rf"rid={_RID} blocks=(?P<blocks>{_INT}) tokens=(?P<tokens>{_INT})(?: from=(?P<places>\S*))?"
 )
@@ -140,7 +141,8 @@ class _Reader:
                 return
 
     def _transfer(self, found: re.Match[str]) -> None:
-        way, rid, by_tier = found["way"], _plain(found["rid"]), _places(found["places"])
+        way = "H2D" if found["way"] == "LAYERWISE" else found["way"]  # another way to wait, not to go
+        rid, by_tier = _plain(found["rid"]), _places(found["places"])
         tokens, blocks = int(found["tokens"]), int(found["blocks"])
         receipts = self._single.get((way, rid, tokens, blocks))
         if receipts:

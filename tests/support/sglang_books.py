@@ -32,9 +32,16 @@ class Books:
     def open_jobs(self) -> list[Job]:
         """Requests that have not ended."""
 
-    def check_rows(self, slots: np.ndarray[Any, Any], hashes: Sequence[int], what: str) -> None:
-        """The device's slots hold exactly what the model computed."""
-        for number, plane in enumerate(self.planes):
+    def check_rows(
+        self,
+        slots: np.ndarray[Any, Any],
+        hashes: Sequence[int],
+        what: str,
+        planes: Sequence[int] | None = None,
+    ) -> None:
+        """The device's slots hold exactly what the model computed, in all planes or some."""
+        for number in range(len(self.planes)) if planes is None else planes:
+            plane = self.planes[number]
             wrong = (plane[slots] != kv_rows(hashes, number, plane.shape[1])).any(axis=1).nonzero()[0]
             if len(wrong):
                 raise AssertionError(f"{what} wrong KV at tokens {wrong[:8].tolist()}, plane {number}")
@@ -77,6 +84,8 @@ class Books:
         held: Counter[int] = Counter()
         holders = [load.node for load in self.cache._loads.values()]
         holders += [store.node for store in self.cache._stores]
+        if self.cache._layerwise is not None:
+            holders += self.cache._layerwise.holders
         holders += [job.req.last_node for job in live if job.req.lock is not None]
         for node in holders:
             while node is not self.cache.root_node:

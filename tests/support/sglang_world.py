@@ -51,7 +51,7 @@ from flexkv_sglang.radix_cache import FlexKVRadixCache
 from tests.support import configs
 
 from .sglang_books import Books
-from .sglang_device import GatedTransfer, Stream, kv_rows, make_pool, pool_planes
+from .sglang_device import LAYERS, GatedTransfer, Stream, kv_rows, make_pool, pool_planes
 
 DEADLINE_S = 20.0
 VOCABULARY = 997
@@ -144,6 +144,11 @@ class SglangWorld(Books):
         self.finished: list[Job] = []
         self.results: deque[tuple[str, list[Job]]] = deque()
         self.weights = 0
+        self.skips: set[int] = set()
+        """Layers that the model's attention never reads."""
+        self.on_layer: Callable[[int], None] = lambda _layer: None
+        """Called before a pass asks for a layer."""
+        self._pending_chunked_abort_req: Any = None
         self.is_broken = False
         """A test has provoked wrong KV in the middle of a pass: there is no orderly end."""
 
@@ -241,6 +246,10 @@ class SglangWorld(Books):
     def step(self) -> bool:
         """One pass; False if it had nothing to run."""
         self.cache.check_hicache_events()
+        if self._pending_chunked_abort_req is not None:
+            self._pending_chunked_abort_req = None
+            if self.chunked is not None:
+                self.abort(self.chunked)
         batch = self._prefill() or self._decode()
         if batch is not None:
             self.results.append(batch)
@@ -395,13 +404,57 @@ class SglangWorld(Books):
             row = self.rows.req_to_token[job.req.kv.req_pool_idx, :end].to(torch.int64).numpy()
             work.append((job.req.rid, row.copy(), start, job.hashes_to(end)))
 
-        def run() -> None:
+        counter, each = self.kv.layer_transfer_counter, len(self.planes) // LAYERS
+        if counter is not None:
+            counter.set_consumer(-1)  # as the model worker does
+        wrong: dict[str, AssertionError] = {}
+
+        def run_layer(layer: int) -> None:
+            """First what the pass builds on, then what it adds."""
+            reads = range(layer * each, (layer + 1) * each)
             for rid, slots, start, hashes in work:
-                self.check_rows(slots[:start], hashes[:start], f"{rid} builds on")
-                for number, plane in enumerate(self.planes):
+                try:
+                    self.check_rows(slots[:start], hashes[:start], f"{rid} builds on", reads)
+                except AssertionError as fault:
+                    wrong.setdefault(rid, fault)
+                for number in reads:
+                    plane = self.planes[number]
                     plane[slots[start:]] = kv_rows(hashes[start:], number, plane.shape[1])
 
+        def ask(layer: int) -> None:
+            self.on_layer(layer)
+            if counter is not None and layer not in self.skips:
+                counter.wait_until(layer)  # the key's
+                counter.wait_until(layer)  # the value's
+
+        def run() -> None:
+            for layer in range(LAYERS):
+                if not self.stream.lags:
+                    ask(layer)
+                self.stream.reach(layer)
+                if layer not in self.skips:
+                    run_layer(layer)
+            if self.stream.lags:
+                judge()
+
+        def judge() -> None:
+            """Wrong KV is a fault unless nobody will look at what came of it."""
+            for job in jobs:
+                if job.req.rid in wrong and not job.req.to_finish:
+                    raise wrong[job.req.rid]
+
+        if self.stream.lags:
+            for layer in range(LAYERS):
+                ask(layer)
         self.stream.launch(run)
+        self.cache.on_pass_launched(self, SimpleNamespace(reqs=[job.req for job in jobs]))
+        if not self.stream.lags:
+            judge()
+
+    @property
+    def chunked_req(self) -> Any:
+        """SGLang's name for the request whose prefill is cut in chunks."""
+        return self.chunked.req if self.chunked is not None else None
 
     def _process(self, _kind: str, jobs: list[Job]) -> None:
         if self.stream.lags and self.stream.done < self.stream.queued - len(self.results):
@@ -410,7 +463,8 @@ class SglangWorld(Books):
         for job in jobs:
             if job not in self.running or job.req.finished():
                 continue  # retracted, or an overshoot pass of a request that has ended
-            job.req.output_ids.append(job.next_token())
+            if not job.req.discard_output_reason:
+                job.req.output_ids.append(job.next_token())
             self._finish_check(job)
             if job in self.running and _kind == "prefill":
                 common.checkpoint_kv_cache(job.req, self.cache)
@@ -445,6 +499,8 @@ class SglangWorld(Books):
     def _is_settled(self) -> bool:
         cache = self.cache
         if cache._stores or cache._quarantine or cache._ordered or self.chain.num_under_way:
+            return False
+        if cache._layerwise is not None and not cache._layerwise.is_idle:
             return False
         return self.chain._is_quiet()
 
@@ -494,6 +550,7 @@ class SglangWorld(Books):
     def close(self) -> None:
         self.stream.abandon()
         self.transfer.holds_loads = self.transfer.holds_stores = False
+        self.transfer.layers = LAYERS
         for tier in self.tiers.values():
             if isinstance(tier, FaultTier):
                 for operation in ("load", "store", "evict"):

@@ -20,6 +20,7 @@ from flexkv_core.lookup import Lookup
 from flexkv_core.manager import NO_TASK, KVManager, KVResponse, KVResponseStatus, Scope
 from flexkv_core.models import EngineConfig
 from flexkv_core.receipts import Receipt
+from flexkv_core.transfer import Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -197,6 +198,15 @@ class FlexKVConnector:
         """Let a staged load copy into device slots, one for each of its tokens."""
         self.manager.launch([task], [slots])
 
+    def start_load_kv_layerwise(self, task: int, slots: Any) -> Ticket | None:
+        """As ``retrieve_kv``, first layers first.
+
+        Returns:
+            The running copy; None if it could not be begun, and then the task is over.
+        """
+        self.manager.launch([task], [slots], layerwise=True)
+        return self.manager.ticket(task)
+
     def wait_staged(self, task: int) -> bool:
         """Wait, as long as this pass may, until a load's blocks lie in host slots, or it has ended."""
         with self._load_wait.spending() as left:
@@ -320,8 +330,8 @@ class TransferLog:
             seconds = receipt.copy_s or receipt.staging_s
             logger.info(
                 "[FlexKV] %s transfer request: %d finished transfer data size: %.6f GB transfer time: %.4f s "
-                "transfer bandwidth: %.2f GB/s rid=%r blocks=%d tokens=%d from=%s",
-                _DIRECTION[receipt.kind],
+                "transfer bandwidth: %.2f GB/s rid=%r blocks=%d tokens=%d from=%s%s",
+                "LAYERWISE" if receipt.is_layerwise else _DIRECTION[receipt.kind],
                 self._number,
                 receipt.num_bytes / 1e9,
                 seconds,

@@ -1,8 +1,9 @@
 """FlexKVRadixCache: what SGLang's scheduler calls, in terms of the connector.
 
-MP mode: ``match_prefix`` only asks; ``init_load_back`` begins a load, holds the scheduler up for a few
-milliseconds at most, and says "ask again" until all promised tokens are in place; a checkpoint starts
-a store and keeps its node locked until the copy is over.  A partial load never reaches SGLang.
+``match_prefix`` only asks; ``init_load_back`` begins a load, holds the scheduler up for a few
+milliseconds at most, and says "ask again" until all promised tokens are in place (MP mode), or in host
+slots and on their way (IP mode: the forward pass waits for each layer, see ``layerwise``).  A checkpoint
+starts a store and keeps its node locked until the copy is over.  A partial load never reaches SGLang.
 
 Device slots that we hold outside the tree (a load under way, or one that was given up while its copy
 runs) are counted as protected until nothing can touch them any more.
@@ -23,14 +24,25 @@ import torch
 
 from flexkv_core import EngineError
 from flexkv_core.config import EffectiveConfig
+from flexkv_core.layerwise.counters import LayerCounters
+from flexkv_core.layerwise.waits import LayerWaits
 from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus, Scope
 from flexkv_core.metrics import Metrics
+from flexkv_core.transfer import Ticket, Transfer
+from flexkv_core.transfers.planes import DevicePlanes
 
 from . import compat
 from .compat import RequestHandle, RequestNamespace
 from .connector import FlexKVConnector, TransferLog
 from .counters import CounterLog
 from .identity import AdapterDigests, model_namespace
+from .layerwise import (
+    LayerDoneCounter,
+    LayerwiseLoads,
+    ModeChoice,
+    prefill_is_one_graph,
+    register_counter,
+)
 from .pools import check_dtype, device_planes
 from .seam_cache import Checkpoint, Loaded, Prompt, SeamRadixCache, Verdict
 from .transfers import open_transfer
@@ -129,15 +141,11 @@ class FlexKVRadixCache(SeamRadixCache):
             ConfigError, DriverError, TierError, HostMemoryError: a tier cannot be opened.
         """
         config = effective.chain
-        if config.engine.layerwise:
-            raise EngineError(
-                "layerwise transfer (engine.layerwise, FLEXKV_ENABLE_LAYERWISE_TRANSFER) is not built yet; "
-                "switch it off"
-            )
         self._loads: dict[RequestHandle, _Load] = {}
         self._stores: list[_Store] = []
         self._quarantine: list[tuple[int, torch.Tensor]] = []
-        self._ordered: list[int] = []
+        self._ordered: list[tuple[int, Ticket | None]] = []
+        self._layerwise: LayerwiseLoads | None = None
         self._weights = WeightChanges()
         self._flush: Callable[[], bool] = lambda: False
         self._is_flushing = False
@@ -167,18 +175,41 @@ class FlexKVRadixCache(SeamRadixCache):
             raise
         self._counter_log = CounterLog(metrics, config.engine.log_counters_s)
         self.connector = FlexKVConnector(manager, config.engine, first_tier=config.tiers[0].name)
+        self._token_bytes = planes.layout.token_bytes
+        self._await_layers(ctx, planes, transfer, manager)
         logger.info(
             "[FlexKV] Connector ready rank=%d/%d: layerwise=%s, prefetch=%s, tiers=%s, %s, namespace=%s",
             ctx.tp_rank,
             ctx.tp_size,
-            config.engine.layerwise,
+            config.engine.layerwise if self._layerwise is not None else False,
             config.engine.prefetch,
             " -> ".join(tier.name for tier in config.tiers),
             planes.layout.describe(),
             manager.namespace.digest().hex()[:12],
         )
 
+    def _await_layers(self, ctx: Any, planes: DevicePlanes, transfer: Transfer, manager: KVManager) -> None:
+        """Have forward passes ask for each layer, unless no load will ever be awaited that way."""
+        mode, has_streams = self._engine.layerwise, planes.device.type == "cuda"
+        num_layers = planes.layout.num_layers
+        self._mode = ModeChoice(mode, has_streams=has_streams, num_layers=num_layers)
+        if not self._mode.may_be_by_layer:
+            return
+        waits = LayerWaits(
+            LayerCounters(num_layers),
+            timeout_s=self._engine.load_deadline_s,
+            rank=ctx.tp_rank,
+            is_alive=transfer.is_alive,
+        )
+        register_counter(ctx, LayerDoneCounter(waits, before_pass=prefill_is_one_graph(ctx)))
+        self._layerwise = LayerwiseLoads(self, manager, waits, self._mode)
+
     # ---- match and load ------------------------------------------------------------------------
+
+    def match_prefix(self, params: Any) -> Any:
+        if self._layerwise is not None and self._layerwise.has_dead:
+            params = self._layerwise.visible(params)
+        return super().match_prefix(params)
 
     @_fails_open(0)
     def on_match(self, handle: RequestHandle, prompt: Prompt, have: int) -> int:
@@ -220,7 +251,10 @@ class FlexKVRadixCache(SeamRadixCache):
         return load
 
     def _progress(self, handle: RequestHandle, load: _Load, req: Any) -> Loaded | Verdict:
-        """One step: staged, then slots, then copied.  All loads of a pass wait ``load_wait_s`` together."""
+        """One step: staged, then slots, then copied, or on the way by layer.
+
+        All loads of a pass wait ``load_wait_s`` together.
+        """
         manager = self.connector.manager
         if load.slots is None:
             if not self.connector.wait_staged(load.task):
@@ -231,12 +265,22 @@ class FlexKVRadixCache(SeamRadixCache):
                     manager.metrics.count("load_failures", tier="device", cause="no_device_slots")
                     self._give_up(handle)
                     return Verdict.RECOMPUTE
-                self.connector.retrieve_kv(load.task, load.slots)
+                by_layer = self._start_copy(load, load.slots)
+                if by_layer is not None:
+                    return self._collect(handle, load, req, by_layer)
         ticket = manager.ticket(load.task)
         is_ordered = ticket is not None and ticket.order_behind()
         if not is_ordered and not self.connector.wait_over(load.task):
             return self._ask_again(handle, load)
         return self._collect(handle, load, req)
+
+    def _start_copy(self, load: _Load, slots: torch.Tensor) -> Ticket | None:
+        """Begin to copy; returns the copy if passes can wait for it layer by layer."""
+        layerwise = self._layerwise
+        if layerwise is not None and layerwise.wants(load.count * self._token_bytes):
+            return self.connector.start_load_kv_layerwise(load.task, slots)
+        self.connector.retrieve_kv(load.task, slots)
+        return None
 
     def _ask_again(self, handle: RequestHandle, load: _Load) -> Verdict:
         """Not yet; or no more: a copy cannot be aborted, but its request need not wait for it (HS-3)."""
@@ -245,10 +289,16 @@ class FlexKVRadixCache(SeamRadixCache):
         self._give_up(handle)
         return Verdict.RECOMPUTE
 
-    def _collect(self, handle: RequestHandle, load: _Load, req: Any) -> Loaded | Verdict:
+    def _collect(
+        self, handle: RequestHandle, load: _Load, req: Any, by_layer: Ticket | None = None
+    ) -> Loaded | Verdict:
         """The load is over, or ordered before whatever the engine does next: into the tree with it."""
         storage = self.connector.storage_tokens(handle, load.have)
-        placed = self._into_tree(handle, load)
+        placed = (
+            self._into_tree_early(handle, load, by_layer)
+            if by_layer is not None
+            else self._into_tree(handle, load)
+        )
         if placed is None:
             return Verdict.RECOMPUTE
         compat.report_storage_tokens(req, min(storage, load.count))
@@ -259,13 +309,34 @@ class FlexKVRadixCache(SeamRadixCache):
         answer = self.connector.result(load.task)
         slots = load.slots
         placed = None
-        if answer.status is KVResponseStatus.UNREADY:
-            self._ordered.append(load.task)  # the device runs it before whatever the engine queues next
+        ticket = self.connector.manager.ticket(load.task)
+        if answer.status is KVResponseStatus.UNREADY and ticket is not None:
+            # The device runs it before whatever the engine queues next.
+            self._ordered.append((load.task, ticket))
         if answer.status in (KVResponseStatus.SUCCESS, KVResponseStatus.UNREADY) and slots is not None:
             placed = compat.insert_loaded(self, load.key, load.have, slots)
         elif slots is not None:
             compat.free_slots(self, slots)
         self.dec_lock_ref(load.node)
+        return placed
+
+    def _into_tree_early(
+        self, handle: RequestHandle, load: _Load, ticket: Ticket
+    ) -> tuple[Any, torch.Tensor] | None:
+        """Its copy runs, and passes wait for each layer: what the tree does not take waits for its end."""
+        del self._loads[handle]
+        slots, layerwise = load.slots, self._layerwise
+        if slots is None or layerwise is None:
+            raise AssertionError("a load that runs by layer has slots")
+
+        def set_aside(unused: torch.Tensor) -> None:
+            if len(unused):
+                self._quarantine.append((load.task, unused))
+
+        placed = compat.insert_loaded(self, load.key, load.have, slots, set_aside)
+        self.dec_lock_ref(load.node)
+        if placed is not None:
+            layerwise.open(load.task, ticket, load.key, load.have, placed[0], slots)
         return placed
 
     def _give_up(self, handle: RequestHandle) -> None:
@@ -298,6 +369,8 @@ class FlexKVRadixCache(SeamRadixCache):
         if not (checkpoint.is_finished or self._engine.store_running):
             return
         if self._weights.are_suspect or checkpoint.namespace.adapter in self._mixed_adapters:
+            return
+        if self._layerwise is not None and self._layerwise.is_dead(checkpoint):
             return
         task = self.connector.store_kv(
             checkpoint.handle,
@@ -346,13 +419,15 @@ class FlexKVRadixCache(SeamRadixCache):
         if self._quarantine:
             self._end_quarantines()
         if self._ordered:
-            self._ordered = [task for task in self._ordered if not self._is_delivered(task)]
+            self._ordered = [entry for entry in self._ordered if not self._is_delivered(*entry)]
+        if self._layerwise is not None:
+            self._layerwise.tick()
         if self._loads:
             self._adopt_orphans()
         if self._stores or self._loads or self._quarantine:
             time.sleep(0)  # SGLang's idle loop would keep the interpreter from the threads that copy
 
-    def _is_delivered(self, task: int) -> bool:
+    def _is_delivered(self, task: int, ticket: Ticket | None) -> bool:
         """Whether a copy that the engine was ordered behind has ended.
 
         Raises:
@@ -360,13 +435,21 @@ class FlexKVRadixCache(SeamRadixCache):
                 wrong one.
         """
         answer = self.connector.manager.try_wait([task]).get(task)
-        if answer is not None and answer.status is KVResponseStatus.FAILED:
-            raise EngineError(f"a restore failed on the device after its slots were used: {answer.cause}")
-        return answer is not None
+        if answer is None:
+            return False
+        if ticket is not None and ticket.error is not None:
+            raise EngineError(f"a restore failed on the device after its slots were used: {ticket.error}")
+        if ticket is not None:
+            self._mode.observe(ticket)
+        return True
 
     @_fails_open(None)
     def on_batch_end(self) -> None:
         self.on_tick()
+
+    def on_pass_launched(self, scheduler: Any, batch: Any) -> None:
+        if self._layerwise is not None and not self._layerwise.is_idle:
+            self._layerwise.abort_failed(scheduler, batch)
 
     def _adopt_orphans(self) -> None:
         """Loads whose request went away without a word: what they brought is the tree's."""
@@ -382,9 +465,12 @@ class FlexKVRadixCache(SeamRadixCache):
 
     @_fails_open(None)
     def on_evict(self, num_tokens: int) -> None:  # noqa: ARG002 - any number: ended stores unlock what may go
-        if self._stores:
+        if self._stores or self._layerwise is not None:
             self.connector.poll()
+        if self._stores:
             self._end_stores()
+        if self._layerwise is not None:
+            self._layerwise.settle()
 
     def extra_protected_tokens(self) -> int:
         held = sum(load.count for load in self._loads.values() if load.slots is not None)
@@ -396,8 +482,7 @@ class FlexKVRadixCache(SeamRadixCache):
         for handle in list(self._loads):
             self._give_up(handle)
         end = time.monotonic() + self._engine.shutdown_deadline_s
-        while self._stores or self._quarantine or self._ordered:
-            pending = [s.task for s in self._stores] + [t for t, _ in self._quarantine] + self._ordered
+        while pending := self._copying():
             if not self.connector.wait_over(pending[0], max(0.0, end - time.monotonic())):
                 return False
             if self.is_broken:  # nothing is taken off its lists any more
@@ -407,9 +492,15 @@ class FlexKVRadixCache(SeamRadixCache):
             self.on_tick()
         return True
 
+    def _copying(self) -> list[int]:
+        """Tasks whose copies may still touch a device slot."""
+        held = [store.task for store in self._stores]
+        held += [task for task, _ in (*self._quarantine, *self._ordered)]
+        return held + (self._layerwise.tasks if self._layerwise is not None else [])
+
     def on_reset(self) -> None:
         if not self.may_flush():
-            if self._quarantine or self._ordered:
+            if self._quarantine or self._ordered or (self._layerwise is not None and self._layerwise.tasks):
                 raise EngineError(
                     "a copy to the device does not end, and its slots are about to be given away: "
                     "ending here is better than KV that is overwritten unseen"
@@ -417,7 +508,9 @@ class FlexKVRadixCache(SeamRadixCache):
             logger.error("[FlexKV] the device is reset while stores are under way: they are thrown away")
             for store in self._stores:
                 self.connector.release(store.task)  # what it reads from now on is not its tokens' KV
-            self._ordered += [s.task for s in self._stores]
+            self._ordered += [(store.task, None) for store in self._stores]
+        if self._layerwise is not None:
+            self._layerwise.reset()
         self._loads.clear()
         self._stores.clear()
         self._quarantine.clear()
@@ -480,6 +573,8 @@ class FlexKVRadixCache(SeamRadixCache):
             self._give_up(handle)
         self._counter_log.log()
         self.connector.shutdown()
+        if self._layerwise is not None:
+            self._layerwise.close()
 
     def _scope(self, namespace: RequestNamespace) -> Scope:
         return Scope(

@@ -76,6 +76,7 @@ def _set_hooks(*, is_ticked: bool) -> None:
     _hook(f"{_WEIGHTS}.release_memory_occupation", _before_sleep, "before")
     for name in ADAPTER_CALLS:
         _hook(f"{_SCHEDULER}.{name}", _after_adapter, "after")
+    _hook(f"{_SCHEDULER}.run_batch", _after_pass, "after")
     if not is_ticked:
         _hook(
             seam.tick,
@@ -94,7 +95,8 @@ def _set_hooks(*, is_ticked: bool) -> None:
 
 def _hook(target: str, function: Callable[..., Any], kind: str) -> None:
     compat.hook(target, function, kind)
-    _watched.targets.append(target)
+    if target not in _watched.targets:
+        _watched.targets.append(target)
 
 
 def _around_flush(original: Callable[..., bool], scheduler: Any, *args: Any, **kwargs: Any) -> bool:
@@ -173,6 +175,13 @@ def _tick() -> None:
     cache = _watched.cache()
     if cache is not None:
         cache.check_hicache_events()
+
+
+def _after_pass(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+    """A forward pass was launched and its results were not looked at yet."""
+    cache = _watched.cache()
+    if cache is not None:
+        cache.on_pass_launched(scheduler, batch)
 
 
 def _around_admission(original: Callable[..., Any], adder: Any, *args: Any, **kwargs: Any) -> Any:

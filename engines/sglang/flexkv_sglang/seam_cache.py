@@ -187,6 +187,9 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
     def on_batch_end(self) -> None:
         """After the results of a batch.  Not before 0.5.21."""
 
+    def on_pass_launched(self, scheduler: Any, batch: Any) -> None:
+        """After a forward pass was launched, before anybody looks at its results."""
+
     def may_flush(self) -> bool:
         """Drain copies before a flush; False refuses it, and ``/flush_cache`` says so (HS-51)."""
         return True
