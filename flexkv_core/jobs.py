@@ -81,6 +81,20 @@ class LoadJob:
         return self.plan.num_tokens
 
     @property
+    def num_ready_tokens(self) -> int:
+        """Of these, tokens that lie in host slots."""
+        plan = self.plan
+        return sum(
+            last - first
+            for slot, first, last in zip(self.slots, plan.first, plan.last, strict=True)
+            if slot >= 0
+        )
+
+    def brought(self) -> list[int]:
+        """Positions of the blocks that came up from below."""
+        return [i for i in self.from_below if self.slots[i] >= 0]
+
+    @property
     def is_over(self) -> bool:
         """Whether it has ended, so that nothing of it touches any slot."""
         return self.state in _LOAD_OVER

@@ -75,7 +75,7 @@ class Loads:
         to_fill = [i for i, slot in enumerate(job.slots) if slot < 0]
         if to_fill:
             to_fill = self._prepare_fills(job, chain, to_fill, now)
-        if not plan.keys:
+        if not plan.keys or (is_prefetch and not to_fill):
             self._let_go(job)
             return None
         for tier in set(plan.tiers):
@@ -239,11 +239,35 @@ class Loads:
         self._host.drop(job.lent)
         job.pinned, job.lent = [], []
 
+    def _prefetch_receipt(self, job: LoadJob, now: float) -> Receipt:
+        """What came up from below, also if the rest did not: it stays in the first tier."""
+        plan, brought = job.plan, job.brought()
+        by_tier: dict[str, int] = {}
+        for i in brought:
+            name = self._links[plan.tiers[i]].name
+            by_tier[name] = by_tier.get(name, 0) + plan.last[i] - plan.first[i]
+        num_tokens = sum(by_tier.values())
+        return Receipt(
+            kind="prefetch",
+            label=job.label,
+            status="ok" if job.state is LoadState.DONE else job.state.value,
+            num_tokens=num_tokens,
+            num_blocks=len(brought),
+            num_bytes=num_tokens * self._layout.token_bytes,
+            tokens_by_tier=by_tier,
+            staging_s=max(0.0, (job.staged or now) - job.begun),
+            total_s=now - job.begun,
+            cause=job.cause,
+            choice=job.choice,
+        )
+
     def _receipt(self, job: LoadJob, now: float) -> Receipt:
+        if job.is_prefetch:
+            return self._prefetch_receipt(job, now)
         by_tier = {self._links[tier].name: count for tier, count in job.plan.tokens_by_tier().items()}
         is_ok = job.state is LoadState.DONE
         return Receipt(
-            kind="prefetch" if job.is_prefetch else "load",
+            kind="load",
             label=job.label,
             status="ok" if is_ok else job.state.value,
             num_tokens=job.num_tokens if is_ok else 0,

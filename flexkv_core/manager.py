@@ -28,7 +28,7 @@ from .opening import open_chain
 from .receipts import Receipt
 from .sequences import NO_SCOPE, Scope, Sequences, Tokens
 from .sync import LocalSync, Sync
-from .tasks import NO_TASK, KVResponse, KVResponseStatus, Tasks
+from .tasks import NO_TASK, KVResponse, KVResponseStatus, Progress, Tasks
 from .transfer import Fence, Ticket, Transfer
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["NO_TASK", "KVManager", "KVResponse", "KVResponseStatus", "Scope", "Tokens"]
+__all__ = ["NO_TASK", "KVManager", "KVResponse", "KVResponseStatus", "Progress", "Scope", "Tokens"]
 
 
 class KVManager:
@@ -317,6 +317,9 @@ class KVManager:
     def prefetch_async(self, token_ids: Tokens, *, scope: Scope = NO_SCOPE, label: str = "") -> int:
         """Bring what lies in lower tiers into host slots, and ask shared tiers for more.
 
+        It goes behind loads that are needed now, takes at most ``engine.prefetch_host_share`` of the host
+        slots, and may be cancelled: what was not begun is not read then, and what has come stays.
+
         Returns:
             A task id, or -1 where there is nothing to do.
         """
@@ -361,6 +364,13 @@ class KVManager:
             and isinstance(task.job, LoadJob)
             and task.job.state in (LoadState.STAGED, LoadState.COPYING, LoadState.DONE)
         )
+
+    def progress(self, task_id: int) -> Progress | None:
+        """How far a load or prefetch is; None for other tasks and unknown ones.  Delivers nothing."""
+        task = self._tasks.get(task_id)
+        if task is None or not isinstance(task.job, LoadJob):
+            return None
+        return Progress(task.job.num_tokens, task.job.num_ready_tokens, task.job.is_over)
 
     def ticket(self, task_id: int) -> Ticket | None:
         """The device copy of a task, once it has begun."""

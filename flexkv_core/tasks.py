@@ -51,6 +51,21 @@ class KVResponse:
     cause: str = ""
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a load or prefetch is.
+
+    Attributes:
+        num_tokens: Tokens that it brings.
+        num_ready: Of these, tokens that lie in host slots.
+        is_over: Whether it has ended.
+    """
+
+    num_tokens: int
+    num_ready: int
+    is_over: bool
+
+
 @dataclass(eq=False)
 class Task:
     """One thing that an engine may wait for.

@@ -22,6 +22,7 @@ _TRANSFER = re.compile(
     rf"transfer data size: (?P<gb>{_REAL}) GB "
     rf"transfer time: (?P<seconds>{_REAL}) s transfer bandwidth: {_REAL} GB/s "
     rf"rid={_RID} blocks=(?P<blocks>{_INT}) tokens=(?P<tokens>{_INT})(?: from=(?P<places>\S*))?"
+    r"(?: choice=(?P<choice>\S+))?"
 )
 _RECEIPT = re.compile(
     rf"(?P<kind>load|store|prefetch) request={_RID} status=(?P<status>\w+) tokens=(?P<tokens>{_INT}) "
@@ -33,6 +34,7 @@ _LOOKUP = re.compile(
     rf"lookup rid={_RID} prompt=(?P<prompt>{_INT}) device=(?P<device>{_INT}) promised=(?P<promised>{_INT}) "
     r"from=(?P<places>.*?) why=(?P<why>.*)$"
 )
+_CHOICE = re.compile(r"(?P<action>\w+):(?P<tier>[^\s(]+)\((?P<facts>[^\s()]*)\)")
 _COUNTERS = re.compile(r"counters: (?P<counters>.+)$")
 _PLACE = re.compile(r"([^\s,:=]+)[:=](\d{1,18})")  # host:64,disk:85 of transfers; host=64 disk=85 of receipts
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -84,6 +86,16 @@ class Failure:
     by_tier: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What was weighed for a request, as the log has it: numbers are texts with their unit."""
+
+    rid: str
+    action: str
+    tier: str
+    facts: Mapping[str, str]
+
+
 @dataclass
 class ServerLog:
     """All that was found, in the log's order.
@@ -92,6 +104,7 @@ class ServerLog:
         transfers: Those that ended well.
         promises: For each request the largest promise, the last one of equal ones.
         failures: Jobs that failed or were cancelled.
+        choices: What was weighed between loading and computing, by request and action; the last of each.
         counters: The last line of counters; empty if there was none.
         num_lines: Lines that were read, of any kind.
     """
@@ -99,13 +112,14 @@ class ServerLog:
     transfers: list[Transfer] = field(default_factory=list)
     promises: dict[str, Promise] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
+    choices: dict[tuple[str, str], Choice] = field(default_factory=dict)
     counters: str = ""
     num_lines: int = 0
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing in it is of the chain."""
-        return not (self.transfers or self.promises or self.failures or self.counters)
+        return not (self.transfers or self.promises or self.failures or self.choices or self.counters)
 
 
 def read_log(lines: Iterable[str]) -> ServerLog:
@@ -144,6 +158,7 @@ class _Reader:
         way = "H2D" if found["way"] == "LAYERWISE" else found["way"]  # another way to wait, not to go
         rid, by_tier = _plain(found["rid"]), _places(found["places"])
         tokens, blocks = int(found["tokens"]), int(found["blocks"])
+        self._choice(rid, found["choice"])
         receipts = self._single.get((way, rid, tokens, blocks))
         if receipts:
             receipt = receipts.pop(0)  # counted already, and with more digits
@@ -154,6 +169,9 @@ class _Reader:
 
     def _receipt(self, found: re.Match[str]) -> None:
         kind, rid, by_tier = found["kind"], _plain(found["rid"]), _places(found["places"])
+        self._choice(rid, found["choice"])
+        if found["status"] == "recompute":
+            return
         if found["status"] != "ok":
             cause = found["cause"] or "unknown"
             self.log.failures.append(Failure(kind, rid, found["status"], cause, by_tier))
@@ -163,6 +181,13 @@ class _Reader:
         transfer = Transfer(WAYS[kind], rid, tokens, blocks, int(found["bytes"]), seconds, by_tier)
         self.log.transfers.append(transfer)
         self._single.setdefault((transfer.way, rid, tokens, blocks), []).append(transfer)
+
+    def _choice(self, rid: str, text: str | None) -> None:
+        found = _CHOICE.fullmatch(text or "")
+        if found:
+            facts = dict(fact.split("=", 1) for fact in found["facts"].split(",") if "=" in fact)
+            choice = Choice(rid, found["action"], found["tier"], facts)
+            self.log.choices[rid, choice.action] = choice
 
     def _lookup(self, found: re.Match[str]) -> None:
         rid, promised = _plain(found["rid"]), int(found["promised"])

@@ -55,6 +55,7 @@ def report(found: ServerLog) -> str:
         "",
         f"{len(bad)} failed or cancelled" if bad else "none failed",
         *bad,
+        *_choices(found),
         f"counters: {found.counters or 'no such line'}",
     ]
     return "\n".join(map(_printable, lines))
@@ -72,6 +73,20 @@ def _requests(found: ServerLog) -> Iterator[tuple[str, ...]]:
         if promise is not None and "H2D" not in ways:
             origin = _origin(promise.by_tier) or "-"
             yield (rid, "lookup", "-", f"{promise.promised:,}", origin, "-", "-", "-", _why(promise))
+
+
+def _choices(found: ServerLog) -> Iterator[str]:
+    """What was weighed between loading and computing, with its numbers."""
+    if found.choices:
+        yield f"{len(found.choices)} weighed against computing"
+    for choice in found.choices.values():
+        facts = {
+            name: choice.facts.get(name, "?") for name in ("tokens", "loaded", "load", "recompute", "why")
+        }
+        yield (
+            f"  {choice.rid}: {choice.action}, tier {choice.tier}: {facts['loaded']} of {facts['tokens']} "
+            f"tokens loaded; all by load {facts['load']}, by compute {facts['recompute']} ({facts['why']})"
+        )
 
 
 def _totals(transfers: Sequence[Transfer]) -> Iterator[tuple[str, ...]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flexkv_core.choice import Choice
 from flexkv_core.cli import main
 from flexkv_core.cli._receipt_lines import Promise, read_log
 from flexkv_core.cli.receipts import report
@@ -109,6 +110,35 @@ def test_a_job_with_two_lines_counts_once(written: Callable[..., list[str]]) -> 
     assert [entry.rid for entry in found.transfers] == ["a", "a", "b"]
     assert {(entry.num_bytes, entry.seconds) for entry in found.transfers} == {(12_345_678, 0.00125)}
     assert found.transfers[0].by_tier == {"host": 64, "disk": 85}
+
+
+CHOICE = Choice("recompute", "far", 512, 0, 0.812, 0.12, "slower")
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
+def test_what_was_weighed_is_told_with_its_numbers(written: Callable[..., list[str]], level: int) -> None:
+    loaded = Choice("load", "far", 149, 149, 0.0125, float("inf"), "sooner")
+    left = Receipt("load", "b", "recompute", 0, 0, 0, choice=CHOICE)
+    found = read_log(written(level, receipt("a", choice=loaded), left))
+    assert [transfer.rid for transfer in found.transfers] == ["a"]
+    assert found.failures == []
+    lines = report(found).splitlines()
+    assert "2 weighed against computing" in lines
+    assert (
+        "  a: load, tier far: 149 of 149 tokens loaded; all by load 12.50ms, by compute unknown (sooner)"
+        in lines
+    )
+    assert (
+        "  b: recompute, tier far: 0 of 512 tokens loaded; all by load 812.00ms, by compute 120.00ms (slower)"
+        in lines
+    )
+
+
+def test_a_failed_load_tells_what_was_weighed_too() -> None:
+    line = Receipt("load", "a b", "failed", 0, 0, 0, {"far": 7}, cause="far:miss", choice=CHOICE).line()
+    found = read_log([line])
+    assert [(f.rid, f.cause, f.by_tier) for f in found.failures] == [("a b", "far:miss", {"far": 7})]
+    assert [c.rid for c in found.choices.values()] == ["a b"]
 
 
 def test_receipts_alone_are_enough(written: Callable[..., list[str]]) -> None:

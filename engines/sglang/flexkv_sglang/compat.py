@@ -313,6 +313,11 @@ def insert_loaded(
     return node, path_slots(tree, node)[have:end]
 
 
+def prefill_tokens(batch: Any) -> int:
+    """Tokens of prompts that a batch computes; 0 for one that only decodes."""
+    return int(batch.extend_num_tokens or 0) if batch.forward_mode.is_extend() else 0
+
+
 def forward_stream(ctx: Any) -> Any:
     """The stream on which the model writes KV, or None where there are none (CPU).
 

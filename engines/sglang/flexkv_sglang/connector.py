@@ -39,6 +39,9 @@ class _Seen:
         sequence: The prompt under its scope; its keys are kept.
         has_asked: Whether shared tiers were asked what they have of it.
         asked_for_more: Whether lower and shared tiers were asked to bring it nearer.
+        found: What it was last promised.
+        is_told: Whether its receipt was written that computing it is sooner than loading it.
+        prefetch: The prefetch that was begun for it.
         have: Device prefix that ``origin`` speaks of.
         origin: Where the promised tokens were when they were first promised, by tier.
     """
@@ -47,6 +50,9 @@ class _Seen:
     sequence: BlockChain
     has_asked: bool = False
     asked_for_more: bool = False
+    found: Lookup | None = None
+    is_told: bool = False
+    prefetch: int = NO_TASK
     have: int = -1
     origin: dict[str, int] = field(default_factory=dict)
 
@@ -116,6 +122,10 @@ class FlexKVConnector:
                 is_answered = self.manager.ask_shared(seen.sequence, found, left, scope=scope)
             if is_answered:
                 found = self.manager.lookup(seen.sequence, start=have, scope=scope)
+        seen.found = found
+        if found.match is None and found.why == "recompute" and not seen.is_told:
+            seen.is_told = True
+            self.manager.note_recompute(found, _label(handle))
         self._note_origin(handle, seen, found, have)
         self._bring_nearer(handle, seen, found, scope)
         return found.num_tokens - have
@@ -130,7 +140,8 @@ class FlexKVConnector:
         sequence = self.manager.sequence(tokens(), scope)
         if seen is not None:  # a chunk more, or the answer behind the prompt: the keys so far stay
             sequence.adopt_keys(seen.sequence)
-        seen = self._seen[handle] = _Seen(num_tokens, sequence)
+        prefetch = seen.prefetch if seen is not None else NO_TASK
+        seen = self._seen[handle] = _Seen(num_tokens, sequence, prefetch=prefetch)
         if len(self._seen) > _MOST_SEEN:  # before 0.5.20 nobody tells of requests that left the queue
             del self._seen[next(iter(self._seen))]
         return seen
@@ -156,6 +167,7 @@ class FlexKVConnector:
         seen.asked_for_more = True
         task = self.manager.prefetch_async(seen.sequence, scope=scope, label=_label(handle))
         if task != NO_TASK:
+            seen.prefetch = task
             self._prefetches.add(task)
 
     def storage_tokens(self, handle: Hashable, have: int) -> int:
@@ -166,8 +178,10 @@ class FlexKVConnector:
         return sum(tokens for tier, tokens in seen.origin.items() if tier != self._first_tier)
 
     def forget(self, handle: Hashable) -> None:
-        """The attempt is over: drop what was kept for it.  A prefetch that runs goes on."""
-        self._seen.pop(handle, None)
+        """The attempt is over: drop what was kept for it, and what was not yet prefetched for it."""
+        seen = self._seen.pop(handle, None)
+        if seen is not None and seen.prefetch != NO_TASK:
+            self.manager.cancel([seen.prefetch])
 
     @property
     def num_seen(self) -> int:
@@ -186,7 +200,12 @@ class FlexKVConnector:
         if seen is None:
             return NO_TASK
         task, mask = self.manager.get_match(
-            seen.sequence, start=have, max_tokens=have + count, scope=scope, label=_label(handle)
+            seen.sequence,
+            start=have,
+            max_tokens=have + count,
+            scope=scope,
+            promised=seen.found,
+            label=_label(handle),
         )
         if int(mask.sum()) == count:
             return task
@@ -322,6 +341,9 @@ class TransferLog:
     def __call__(self, receipt: Receipt) -> None:
         """Log one."""
         self._number += 1
+        if receipt.status == "recompute":
+            logger.log(logging.INFO if self._is_on else logging.DEBUG, "%s", receipt.line())
+            return
         if receipt.status != "ok":
             logger.warning("%s", receipt.line())
             return
@@ -340,6 +362,7 @@ class TransferLog:
                 receipt.num_blocks,
                 receipt.num_tokens,
                 _places(receipt.tokens_by_tier),
+                f" choice={receipt.choice}" if receipt.choice is not None else "",
             )
 
 

@@ -44,6 +44,7 @@ from .layerwise import (
     register_counter,
 )
 from .pools import check_dtype, device_planes
+from .prefill import PrefillTimes
 from .seam_cache import Checkpoint, Loaded, Prompt, SeamRadixCache, Verdict
 from .transfers import open_transfer
 from .weights import WeightChanges
@@ -150,6 +151,10 @@ class FlexKVRadixCache(SeamRadixCache):
         self._flush: Callable[[], bool] = lambda: False
         self._is_flushing = False
         self._mixed_adapters: set[str] = set()
+        self._prefill = PrefillTimes()
+        self.times_prefill = not config.engine.prefill_tokens_per_s and any(
+            tier.load_or_recompute == "auto" for tier in config.tiers
+        )
         self._ticks = 0
         super().__init__(ctx)
         pool = compat.kv_pool(ctx)
@@ -407,6 +412,16 @@ class FlexKVRadixCache(SeamRadixCache):
         self.on_end(handle)
 
     # ---- ticks ---------------------------------------------------------------------------------
+
+    @_fails_open(None)
+    def on_pass_begins(self, num_tokens: int) -> None:
+        self._prefill.begins(num_tokens)
+
+    @_fails_open(None)
+    def on_pass_ends(self) -> None:
+        timed = self._prefill.ends()
+        if timed is not None:
+            self.connector.manager.note_prefill(*timed)
 
     @_fails_open(None)
     def on_tick(self) -> None:

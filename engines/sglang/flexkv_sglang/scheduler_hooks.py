@@ -61,13 +61,16 @@ def install(cache: SeamRadixCache, *, is_ticked: bool) -> None:
     """
     _watched.cache = weakref.ref(cache)
     if not _watched.targets:
-        _set_hooks(is_ticked=is_ticked)
+        _set_hooks(is_ticked=is_ticked, times_prefill=cache.times_prefill)
     if not cache.seam.releases_host:
         atexit.register(_end, weakref.ref(cache))
 
 
-def _set_hooks(*, is_ticked: bool) -> None:
+def _set_hooks(*, is_ticked: bool, times_prefill: bool) -> None:
     seam = compat.seam()
+    if times_prefill:
+        _hook(f"{_SCHEDULER}.run_batch", _before_pass, "before")
+        _hook(f"{_SCHEDULER}.process_batch_result", _after_results, "after")
     _hook(f"{_SCHEDULER}.flush_cache", _around_flush, "around")
     manager = import_module(_WEIGHTS.rpartition(".")[0]).SchedulerWeightUpdaterManager
     for name in WEIGHT_CALLS:
@@ -161,6 +164,20 @@ def _before_sleep(_manager: Any, recv_req: Any, *_: Any, **__: Any) -> None:
         cache.on_sleep()
     if not tags or "weights" in tags:
         cache.on_weights_changed("release_memory_occupation")
+
+
+def _before_pass(_scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+    """A forward pass is about to be launched; it may queue behind the one before it."""
+    cache = _watched.cache()
+    if cache is not None:
+        cache.on_pass_begins(compat.prefill_tokens(batch))
+
+
+def _after_results(*_: Any, **__: Any) -> None:
+    """The results of the oldest pass are there."""
+    cache = _watched.cache()
+    if cache is not None:
+        cache.on_pass_ends()
 
 
 def _tick_after(_result: Any, *_: Any, **__: Any) -> None:

@@ -184,6 +184,15 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
     def on_tick(self) -> None:
         """Top of each scheduling pass, also when idle: thousands of times a second."""
 
+    times_prefill = False
+    """Whether ``on_pass_begins`` and ``on_pass_ends`` are wanted."""
+
+    def on_pass_begins(self, num_tokens: int) -> None:
+        """Before a forward pass that computes so many tokens of prompts; 0: it only decodes."""
+
+    def on_pass_ends(self) -> None:
+        """After the results of the oldest pass were taken in."""
+
     def on_batch_end(self) -> None:
         """After the results of a batch.  Not before 0.5.21."""
 

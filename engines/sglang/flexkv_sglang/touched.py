@@ -190,6 +190,8 @@ TOUCHED: tuple[Touched, ...] = (
     *_names(HOOKS, "HookType", "BEFORE AFTER AROUND REPLACE"),
     # ---- the scheduler
     *_calls(SCHEDULER, "Scheduler", flush_cache=("empty_cache",), is_fully_idle=(), run_batch=("batch",)),
+    *_calls(SCHEDULER, "Scheduler", process_batch_result=("batch", "result")),
+    *_names(BATCH, "ScheduleBatch", "forward_mode extend_num_tokens"),
     *_names(SCHEDULER, "Scheduler", "chunked_req _pending_chunked_abort_req"),
     *_if(lambda s: s.flush_ignores_waiting, _names(SCHEDULER, "Scheduler", "_engine_paused")),
     *_calls(

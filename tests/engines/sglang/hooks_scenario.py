@@ -34,6 +34,8 @@ def main():
     cache.on_weights_changed = lambda reason: events.append(reason)
     cache.on_sleep = lambda: events.append("sleep")
     cache.answer = True
+    cache.times_prefill = True
+    cache.on_pass_begins = lambda num_tokens: events.append(f"pass of {num_tokens}")
     scheduler_hooks.install(cache, is_ticked=False)
     scheduler_hooks.install(cache, is_ticked=False)  # a second cache in one process: no second set of hooks
     out["targets"] = scheduler_hooks._watched.targets
@@ -70,6 +72,12 @@ def main():
     for tags in (None, ["kv_cache"], ["weights"], ["cuda_graph"]):
         call(SchedulerWeightUpdaterManager.release_memory_occupation, manager, SimpleNamespace(tags=tags))
     out["sleep"] = events[:]
+
+    events.clear()
+    for is_extend in (True, False):
+        mode = SimpleNamespace(is_extend=lambda is_extend=is_extend: is_extend)
+        call(Scheduler.run_batch, scheduler, SimpleNamespace(forward_mode=mode, extend_num_tokens=7))
+    out["passes"] = [event for event in events if event.startswith("pass of")]
 
     cache.calls.clear()
     tick = getattr(Scheduler, world.seam.tick.rpartition(".")[2])

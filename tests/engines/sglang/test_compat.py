@@ -362,4 +362,6 @@ def test_hooks_on_the_real_scheduler(version: str) -> None:
     assert out["admission"] == ["OTHER", [0, 0, 0], "CONTINUE", [1, 0, 10]]
     assert out["reported"] == [10, 3]
     assert len(set(out["targets"])) == len(out["targets"])
+    assert out["passes"] == ["pass of 7", "pass of 0"]
+    assert any("process_batch_result" in target for target in out["targets"])
     assert any("add_one_req" in target for target in out["targets"]) == (patch < 20)
