@@ -51,12 +51,6 @@ def test_check_fails_with_the_whole_report(capsys, tmp_path):
     assert err.endswith("2 findings\n")
 
 
-@pytest.mark.parametrize("setting", ["engine.layerwise=true", "enable_layerwise_transfer=1"])
-def test_check_refuses_what_is_not_built(setting, capsys, tmp_path):
-    assert main(["check", write(tmp_path, CHAIN), "--set", setting]) == 1
-    assert "is not built yet" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "words", [["check", "--set", "novalue"], ["check", "--set", "=1"], ["check", "a", "b"]]
 )

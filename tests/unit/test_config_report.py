@@ -36,7 +36,7 @@ def changed(path, value):
         (("namespace",), "x", "namespace: expected mapping, got text"),
         (("namespace", "modle"), "x", "namespace.modle: unknown field, did you mean model?"),
         (("namespace", "model"), [], "namespace.model: expected text, got a list"),
-        (("engine", "layerwise"), "perhaps", "engine.layerwise: expected true or false, got text"),
+        (("engine", "layerwise"), "perhaps", "engine.layerwise: expected auto or true or false, got text"),
         (("engine", "load_wait_s"), float("inf"), "engine.load_wait_s: "),
         (("engine", "load_wiat_s"), 1, "engine.load_wiat_s: unknown field, did you mean load_wait_s?"),
         (("tiers",), [], "tiers: must have at least 1 entry"),

@@ -79,37 +79,28 @@ def test_settings_without_effect_are_notices():
     assert config.notices == ("tiers[0].eviction.hit_reward_s: has no effect with policy mru, only with lru",)
 
 
-LAYERWISE = "transfer layer by layer (FLEXKV_ENABLE_LAYERWISE_TRANSFER) is not built yet"
+WAYS = {"auto": "auto", "yes": True, "1": True, "true": True, "no": False, "0": False, "false": False}
 
 
-@pytest.mark.parametrize(
-    ("content", "where"),
-    [
-        ({"engine": {"layerwise": True}}, "{file}: engine.layerwise: "),
-        ({"enable_layerwise_transfer": True}, "{file}: engine.layerwise: "),
-        ({**CHAIN, "engine": {"layerwise": True}}, "{file}: engine.layerwise: "),
-    ],
-)
-def test_layerwise_transfer_is_refused_by_name_in_a_file(tmp_path, content, where):
-    file = write(tmp_path, content)
-    (line,) = findings(file)
-    assert line.startswith(where.format(file=file) + LAYERWISE)
-
-
-@pytest.mark.parametrize("name", ["FLEXKV_ENABLE_LAYERWISE_TRANSFER", "FLEXKV_ENGINE_LAYERWISE"])
-def test_layerwise_transfer_is_refused_by_name_in_the_environment(name):
-    (line,) = findings(environ={name: "1"})
-    assert line.startswith(f"environment: {name} (engine.layerwise): {LAYERWISE}")
-    config = load_config(environ={name: "0"})
-    assert config.chain.engine.layerwise is False
-    assert config.notices == ()
-
-
+@pytest.mark.parametrize("said", WAYS)
 @pytest.mark.parametrize("name", ["engine.layerwise", "enable_layerwise_transfer"])
-def test_layerwise_transfer_is_refused_by_name_as_a_flag(name):
-    (line,) = findings(flags={name: "yes"})
-    assert line.startswith(f"flag: engine.layerwise: {LAYERWISE}")
-    assert load_config(flags={name: "no"}, environ={}).chain.engine.layerwise is False
+def test_how_loads_are_awaited(said, name):
+    """R79: the seed's key and variable say the same as the chain's."""
+    variables = {"engine.layerwise": "FLEXKV_ENGINE_LAYERWISE"}
+    variable = variables.get(name, f"FLEXKV_{name.upper()}")
+    if name == "enable_layerwise_transfer" and said == "auto":
+        (line,) = findings(environ={variable: said})
+        assert "expected true or false" in line
+        return
+    for config in (load_config(environ={variable: said}), load_config(flags={name: said}, environ={})):
+        assert config.chain.engine.layerwise is WAYS[said] or config.chain.engine.layerwise == WAYS[said]
+        assert config.notices == ()
+
+
+def test_loads_are_awaited_as_the_adapter_sees_fit_by_default(tmp_path):
+    assert load_config(environ={}).chain.engine.layerwise == "auto"
+    file = write(tmp_path, {**CHAIN, "engine": {"layerwise": True}})
+    assert load_config(file, environ={}).chain.engine.layerwise is True
 
 
 @pytest.mark.parametrize("choice", ["auto", "load", "recompute"])

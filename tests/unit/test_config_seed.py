@@ -102,13 +102,10 @@ def test_no_key_is_taken_and_dropped(tmp_path, name, where):
         "environment": lambda: (None, {f"FLEXKV_{key.upper()}": str(entry) for key, entry in given.items()}),
     }
     file, environ = sources[where]()
-    if key.fate is Fate.KEPT_TO or name == "enable_layerwise_transfer":
+    if key.fate is Fate.KEPT_TO:
         (line,) = findings(file, environ=environ)
-        if key.fate is Fate.KEPT_TO:
-            assert "refused" in line
-            assert key.text in line
-        else:
-            assert "is not built yet" in line
+        assert "refused" in line
+        assert key.text in line
         assert name in line.lower()
         return
     config = load_config(file, environ=environ)
