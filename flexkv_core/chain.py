@@ -192,6 +192,12 @@ class TierChain:
         """Blocks that the host slots hold."""
         return self._parts.host_capacity_blocks
 
+    def faults(self) -> list[str]:
+        """What keeps the chain from being whole, a line for each; [] is good."""
+        if self._is_closed:
+            return ["the chain is closed"]
+        return [f"tier {link.name} {link.fault}" for link in self.links if link.fault]
+
     @property
     def num_probes(self) -> int:
         """Questions to shared tiers that are not answered yet."""

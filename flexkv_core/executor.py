@@ -94,12 +94,14 @@ class Completed:
         is_adrift: A worker is still inside the tier: ``Returned`` follows, and until then the call's
             buffers must not be used.
         is_late: The deadline ended it, begun or not: no wrapper has seen this failure.
+        is_refused: Nobody will begin it, since no thread has come back from the tier.
     """
 
     call: Call
     outcomes: list[Outcome]
     is_adrift: bool = False
     is_late: bool = False
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +228,8 @@ class _Lane:
     ) -> None:
         outcome = failed(status, reason, buffer)
         is_adrift = buffer is BufferState.UNCERTAIN
-        is_late = status is Status.TIMEOUT
-        self._completions.put(Completed(call, [outcome] * len(call.keys), is_adrift, is_late))
+        is_late, is_refused = status is Status.TIMEOUT, status is Status.UNAVAILABLE
+        self._completions.put(Completed(call, [outcome] * len(call.keys), is_adrift, is_late, is_refused))
 
     def withdraw(self, call: Call) -> None:
         """End a call that nobody has begun."""

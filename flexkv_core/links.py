@@ -113,6 +113,15 @@ class Link:
         return self.wrapped.breaker.is_up
 
     @property
+    def fault(self) -> str:
+        """Why it cannot be used now, in a few words; empty if it can."""
+        if not self.is_up:
+            return f"is down: {self.wrapped.breaker.reason}"
+        if not (self.workers.can_load and self.workers.can_store):
+            return "has no thread left: all of them hang in the driver"
+        return ""
+
+    @property
     def takes_loads(self) -> bool:
         """Whether its blocks are worth promising now."""
         if self.config.load_or_recompute == "recompute" and self.number:

@@ -99,8 +99,17 @@ class KVManager:
             )
 
     def is_ready(self) -> bool:
-        """Whether every tier is open and usable."""
-        return self._chain is not None
+        """Whether every tier is open and usable now: ``not faults()``.
+
+        A tier that is down makes this False, although the others go on serving; it comes back by itself.
+        """
+        return not self.faults()
+
+    def faults(self) -> list[str]:
+        """What keeps this from being ready, a line for each tier; [] is good."""
+        if self._chain is None:
+            return ["it is not started"]
+        return self._chain.faults()
 
     @property
     def chain(self) -> TierChain:

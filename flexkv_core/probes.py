@@ -62,7 +62,8 @@ class Probes:
         """A lookup call has ended."""
         self.num_open -= 1
         link = probe.link
-        if end.is_adrift:
+        # One that only waited in the queue says nothing: whatever it waited behind has been counted.
+        if end.is_adrift or end.is_refused:
             link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
         for key, outcome in zip(end.call.keys, end.outcomes, strict=True):
             # What could not be asked is taken as missing for a moment: it is asked again soon.

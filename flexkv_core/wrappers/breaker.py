@@ -13,8 +13,12 @@ from ..keys import BlockKey
 from ..tier import BufferState, Outcome, Status, Tier, failed
 from .base import WrappedTier
 
-DOWN = frozenset({Status.UNAVAILABLE, Status.TIMEOUT, Status.DENIED})
-"""Statuses that say something about the tier, not about a block."""
+DOWN = frozenset({Status.UNAVAILABLE, Status.TIMEOUT, Status.DENIED, Status.INVALID})
+"""Statuses that say something about the tier, not about a block.
+
+``INVALID`` for a whole call, again and again, is a driver or a server that cannot be talked to: its
+promises would cost every request a failed load, for ever.
+"""
 
 NEUTRAL = frozenset({Status.LIMITED})
 """Statuses of calls that never reached the tier."""
@@ -54,6 +58,11 @@ class BreakerTier(WrappedTier):
     def is_up(self) -> bool:
         """Whether calls are let through, apart from probes."""
         return self._down_since is None
+
+    @property
+    def reason(self) -> str:
+        """What the last failure said."""
+        return self._reason
 
     @property
     def wants_probe(self) -> bool:

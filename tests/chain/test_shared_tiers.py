@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flexkv_core import TierCapabilities
@@ -79,4 +81,50 @@ def test_a_tier_that_cannot_answer_is_a_miss(medium):
     ask(world, prompt(1, 2 * BLOCK))
     assert world.hit(prompt(1, 2 * BLOCK)) == 0
     assert world.count("lookup_failures", tier="tier1") == 2
+    world.close()
+
+
+def test_a_tier_whose_lookups_hang_is_told_to_be_down_and_comes_back(medium):
+    """Only the first question hangs in it; those that find no thread say the same of it."""
+    far = FaultTier(MemoryTier(context_for(LAYOUT), SHARED, medium))
+    far.add("lookup", Fault(FaultKind.HANG))
+    world = World([(cpu_tier(LAYOUT, 16), {}), (far, {"breaker_failures": 3, "breaker_reset_s": 5})])
+    link, tokens = world.chain.links[1], prompt(1, 2 * BLOCK)
+
+    def probe() -> None:
+        world.chain.probe(world.sequence(tokens), 0)
+
+    probe()
+    far.wait_hanging()
+    world.clock.advance(1.5)
+    world.until(lambda: not world.chain.num_probes)
+    assert link.is_up, "one question is no outage"
+    for _ in range(2):
+        world.clock.advance(3)  # the answer "not there" is believed for two seconds
+        probe()
+        world.until(lambda: not world.chain.num_probes)
+    assert not link.is_up
+    assert link.fault == "is down: no thread has come back from the tier"
+    far.release()
+    world.until(lambda: not link.workers.num_open)
+    world.clock.advance(10)
+    probe()
+    world.until(lambda: not world.chain.num_probes)
+    assert link.is_up
+    world.close()
+
+
+def test_questions_that_only_wait_say_nothing_of_a_tier(medium):
+    """Whatever they wait behind is counted; a long prompt's questions must not end a tier that answers."""
+    far = FaultTier(MemoryTier(context_for(LAYOUT), replace(SHARED, max_lookup=1, max_batch=1), medium))
+    far.add("lookup", Fault(FaultKind.HANG))
+    world = World([(cpu_tier(LAYOUT, 16), {}), (far, {"breaker_failures": 2})])
+    world.chain.probe(world.sequence(prompt(1, 6 * BLOCK)), 0)
+    far.wait_hanging()
+    world.clock.advance(1.5)
+    world.until(lambda: not world.chain.num_probes)
+    assert world.count("lookup_failures", tier="tier1", cause="timeout") == 6
+    assert world.chain.links[1].is_up
+    far.release()
+    world.until(lambda: not world.chain.links[1].workers.num_open)
     world.close()

@@ -10,6 +10,7 @@ import pytest
 from flexkv_core import ChainConfig, Namespace
 from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus, Scope
 from flexkv_core.testing import FakeClock, FakeDevice, FakeTransfer, small_layout
+from flexkv_core.tier import Status
 
 LAYOUT = small_layout(block_tokens=4)
 BLOCK = LAYOUT.block_tokens
@@ -345,11 +346,25 @@ def test_shutdown_with_open_tasks_is_quick_and_idempotent(engine):
 def test_before_start():
     engine = Engine()
     assert not engine.manager.is_ready()
+    assert engine.manager.faults() == ["it is not started"]
     engine.manager.poll()
     with pytest.raises(RuntimeError):
         engine.manager.lookup(tokens(3))
     engine.manager.shutdown()
     engine.transfer.close()
+
+
+def test_ready_means_that_every_tier_can_be_used_now(engine):
+    manager = engine.manager
+    assert manager.is_ready()
+    breaker = manager.chain.links[0].wrapped.breaker
+    for _ in range(5):
+        breaker.report(Status.TIMEOUT, "the deadline passed")
+    assert not manager.is_ready()
+    assert manager.faults() == ["tier host is down: the deadline passed"]
+    engine.manager.shutdown()
+    assert manager.faults() == ["the chain is closed"]
+    assert not manager.is_ready()
 
 
 @pytest.mark.parametrize("start", [0, 3, 8, 9, 100])

@@ -245,6 +245,18 @@ def test_what_says_something_of_a_block_says_nothing_of_the_tier(tier, status):
     assert w.breaker.is_up
 
 
+@pytest.mark.parametrize("kind", [FaultKind.RETURN_NONE, FaultKind.RETURN_SHORT, FaultKind.RETURN_JUNK])
+def test_a_tier_that_answers_nonsense_is_down(tier, kind):
+    """Its promises would cost every request a failed load."""
+    w = Watched(tier)
+    assert [w.ask(Fault(kind)) for _ in range(2)] == ["invalid"] * 2
+    assert not w.breaker.is_up
+    assert "nonsense" in w.breaker.reason
+    w.clock.advance(5)
+    assert w.ask() == "ok"
+    assert w.changes == ["down", "probing", "up"]
+
+
 def test_some_keys_failing_is_no_outage(tier):
     w = Watched(tier, failures=1)
     tier.add("lookup", Fault(FaultKind.FAIL_KEYS, at=(0,)))
