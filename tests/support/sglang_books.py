@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from flexkv_sglang import compat
 
+from . import sglang_dialect as dialect
 from .sglang_device import kv_rows
 
 if TYPE_CHECKING:
@@ -50,18 +50,18 @@ class Books:
         """The tree holds the first ``num_tokens`` tokens of the request, byte for byte."""
         key = compat.prompt_key(job.req, num_tokens)
         found = compat.types().RadixCache.match_prefix(self.cache, compat.types().MatchPrefixParams(key=key))
-        assert found.device_prefix_len == num_tokens // self.page * self.page
+        assert compat.match_device_len(found) == num_tokens // self.page * self.page
         slots = compat.path_slots(self.cache, found.last_device_node).numpy()
         self.check_rows(slots, job.hashes_to(len(slots)), f"the tree of {job.req.rid} has")
 
     def check(self) -> None:
         """Every slot has one owner, every lock one holder, and SGLang's idle check would pass."""
         cache = self.cache
-        live = {id(j): j for j in self.open_jobs() if j.req.kv is not None and j.req.kv.holds_kv}
+        live = {id(j): j for j in self.open_jobs() if dialect.holds_kv(j.req)}
         own: list[int] = []
         for job in live.values():
-            kv = job.req.kv
-            row = self.rows.req_to_token[kv.req_pool_idx, kv.cache_protected_len : kv.kv_allocated_len]
+            own_part = slice(compat.protected_len(job.req), job.req.kv.kv_allocated_len)
+            row = self.rows.req_to_token[compat.request_row(job.req), own_part]
             own += self._whole_pages(row.tolist())
         ours: list[int] = []
         for load in cache._loads.values():
@@ -86,7 +86,7 @@ class Books:
         holders += [store.node for store in self.cache._stores]
         if self.cache._layerwise is not None:
             holders += self.cache._layerwise.holders
-        holders += [job.req.last_node for job in live if job.req.lock is not None]
+        holders += [job.req.last_node for job in live if dialect.is_locked(job.req)]
         for node in holders:
             while node is not self.cache.root_node:
                 held[id(node)] += 1
@@ -99,8 +99,7 @@ class Books:
         return [page * self.page + i for page in pages for i in range(self.page)]
 
     def _free(self) -> list[int]:
-        lists = (self.allocator.free_pages, self.allocator.release_pages)
-        pages = torch.cat([pages for pages in lists if pages is not None]).tolist()
+        pages = dialect.free_pages(self.allocator)
         return [page * self.page + i for page in pages for i in range(self.page)]
 
     def _tree(self) -> tuple[list[int], list[Any]]:

@@ -4,6 +4,7 @@ There is no model: a forward pass writes KV that is a function of all tokens bef
 all KV that it builds on, so that one wrong byte anywhere fails the test at the pass that reads it.
 The passes go through a ``Stream``, which can be told to lag behind, as a GPU does.
 
+It runs over every SGLang that the adapter supports (``sglang_dialect``).
 The order of calls is the scheduler's of sglang 0.5.23: tick; chunk checkpoint; match, admission and
 load back of waiting requests; launch; results of this pass, or with ``overlap`` of the one before.
 
@@ -26,17 +27,10 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from sglang.srt.managers.schedule_batch import (
-    FINISH_ABORT,
-    FINISH_LENGTH,
-    FINISH_MATCHED_TOKEN,
-    Req,
-    split_cached_prefix_by_tier,
-)
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req
 from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
-from sglang.srt.mem_cache import allocation, common
+from sglang.srt.mem_cache import common
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
-from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.sampling.sampling_params import SamplingParams
@@ -46,10 +40,11 @@ from flexkv_core import Tier, Transfer, opening
 from flexkv_core.config import load_config
 from flexkv_core.testing import FaultTier
 from flexkv_core.transfers.planes import DevicePlanes
-from flexkv_sglang import radix_cache
+from flexkv_sglang import compat, radix_cache
 from flexkv_sglang.radix_cache import FlexKVRadixCache
 from tests.support import configs
 
+from . import sglang_dialect as dialect
 from .sglang_books import Books
 from .sglang_device import LAYERS, GatedTransfer, Stream, kv_rows, make_pool, pool_planes
 
@@ -88,7 +83,7 @@ class Job:
     def _seed(self) -> int:
         """By the weights of the first pass, and by all that must keep two requests' KV apart."""
         req = self.req
-        apart = (req.extra_key, req.lora_id, req.cache_salt, self.world.weights)
+        apart = (*dialect.apart(req), self.world.weights)
         return int.from_bytes(sha256(repr(apart).encode()).digest()[:8], "little")
 
     def next_token(self) -> int:
@@ -222,11 +217,11 @@ class SglangWorld(Books):
         job.is_aborted = True
         if job in self.waiting:
             self.waiting.remove(job)
-            self.cache.finish(job.req.cache_request_handle, CacheRequestOutcome.ABORT)
+            dialect.leave_queue(job.req, self.cache)
         elif job is self.chunked:
             self.chunked = None
-            self.cache.finish(job.req.cache_request_handle, CacheRequestOutcome.ABORT)
-            common.release_kv_cache(job.req, self.cache, checkpoint=False)
+            dialect.leave_queue(job.req, self.cache)
+            dialect.release(job.req, self.cache, keep=False)
         elif job in self.running:
             job.req.to_finish = FINISH_ABORT()
 
@@ -236,7 +231,7 @@ class SglangWorld(Books):
         for _, jobs in self.results:  # a pass that is queued has no result for it any more
             if job in jobs:
                 jobs.remove(job)
-        common.release_kv_cache(job.req, self.cache, checkpoint=False)
+        dialect.release(job.req, self.cache, keep=False)
         common.evict_from_tree_cache(self.cache, len(self.running) * self.page)
         job.req.reset_for_retract()
         self.waiting.append(job)
@@ -291,10 +286,10 @@ class SglangWorld(Books):
 
     def _prefill(self) -> tuple[str, list[Job]] | None:
         if self.chunked is not None:
-            common.checkpoint_kv_cache(self.chunked.req, self.cache)
+            dialect.checkpoint(self.chunked.req, self.cache)
         if self.lpm:
             for job in self.waiting:
-                common.match_kv_cache(job.req, self.cache, max_prefix_len=max(0, job.req.seqlen - 1))
+                dialect.match_queued(job.req, self.cache)
         adder = PrefillAdder(
             self.page,
             self.cache,
@@ -313,7 +308,7 @@ class SglangWorld(Books):
             if len(self.running) + len(adder.can_run_list) >= 12:
                 break
             self.match(job)
-            result = adder.add_one_req(job.req, self.chunked is not None, None)
+            result = dialect.admit(adder, job.req, has_chunked=self.chunked is not None)
             if job.req in adder.can_run_list:
                 self.waiting.remove(job)
                 admitted.append(job)
@@ -329,29 +324,22 @@ class SglangWorld(Books):
         return "prefill", done
 
     def _launch_extend(self, jobs: list[Job]) -> None:
-        starts = [job.req.prefix_len for job in jobs]
-        ends = [job.req.extend_end for job in jobs]
+        starts = [dialect.prefix_len(job.req) for job in jobs]
+        ends = [dialect.extend_end(job.req) for job in jobs]
         for job in jobs:
             self._note_cached(job)
         batch = self._batch(jobs, ends)
         batch.prefix_lens = starts
         batch.extend_lens = [end - start for start, end in zip(starts, ends, strict=True)]
         batch.extend_num_tokens = sum(batch.extend_lens)
-        allocation.alloc_for_extend(batch)
+        dialect.alloc_for_extend(batch)
         for job in jobs:
             job.req.is_retracted = False
         self._forward(jobs, starts, ends)
 
     def _note_cached(self, job: Job) -> None:
-        req = job.req
         if job.cached is None:
-            job.cached = split_cached_prefix_by_tier(
-                prefix_len=req.prefix_len,
-                host_hit_len=req.materialized_host_hit_len(),
-                storage_hit_len=req.storage_hit_length,
-                storage_hit_start=req.storage_hit_start,
-                host_hit_is_storage=req.host_hit_is_storage,
-            )
+            job.cached = dialect.cached_by_tier(job.req)
 
     def _batch(self, jobs: list[Job], ends: list[int]) -> SimpleNamespace:
         lens = torch.tensor(ends, dtype=torch.int64)
@@ -360,6 +348,7 @@ class SglangWorld(Books):
             device="cpu",
             req_to_token_pool=self.rows,
             tree_cache=self.cache,
+            token_to_kv_pool_allocator=self.allocator,
             seq_lens=lens,
             seq_lens_cpu=lens,
             maybe_evict_swa=lambda: None,
@@ -384,11 +373,11 @@ class SglangWorld(Books):
                 self.retract(jobs.pop())
         if not jobs:
             return None
-        lens = [job.req.kv.kv_committed_len for job in jobs]
+        lens = [dialect.committed_len(job.req) for job in jobs]
         batch = self._batch(jobs, lens)
-        indices = torch.tensor([job.req.kv.req_pool_idx for job in jobs], dtype=torch.int64)
+        indices = torch.tensor([compat.request_row(job.req) for job in jobs], dtype=torch.int64)
         batch.req_pool_indices = batch.req_pool_indices_cpu = indices
-        allocation.alloc_for_decode_default(batch, 1)
+        dialect.alloc_for_decode(batch)
         self._forward(jobs, lens, [length + 1 for length in lens])
         return "decode", jobs
 
@@ -401,7 +390,7 @@ class SglangWorld(Books):
     def _forward(self, jobs: list[Job], starts: list[int], ends: list[int]) -> None:
         work = []
         for job, start, end in zip(jobs, starts, ends, strict=True):
-            row = self.rows.req_to_token[job.req.kv.req_pool_idx, :end].to(torch.int64).numpy()
+            row = self.rows.req_to_token[compat.request_row(job.req), :end].to(torch.int64).numpy()
             work.append((job.req.rid, row.copy(), start, job.hashes_to(end)))
 
         counter, each = self.kv.layer_transfer_counter, len(self.planes) // LAYERS
@@ -463,12 +452,13 @@ class SglangWorld(Books):
         for job in jobs:
             if job not in self.running or job.req.finished():
                 continue  # retracted, or an overshoot pass of a request that has ended
-            if not job.req.discard_output_reason:
+            if not dialect.discards_output(job.req):
                 job.req.output_ids.append(job.next_token())
             self._finish_check(job)
             if job in self.running and _kind == "prefill":
-                common.checkpoint_kv_cache(job.req, self.cache)
-        self.cache.flush_pending_backups()
+                dialect.checkpoint(job.req, self.cache)
+        if self.cache.seam.has_batch_end:
+            self.cache.flush_pending_backups()
 
     def _finish_check(self, job: Job) -> None:
         req = job.req
@@ -481,7 +471,7 @@ class SglangWorld(Books):
             req.finished_reason = FINISH_LENGTH(length=len(req.output_ids))
             req.finished_len = len(req.output_ids)
         if req.finished():
-            common.release_kv_cache(req, self.cache, checkpoint=True)
+            dialect.release(req, self.cache, keep=True)
             self.running.remove(job)
             self.finished.append(job)
 
@@ -508,6 +498,8 @@ class SglangWorld(Books):
         """No request is known, nothing is pinned, lent, locked or open."""
         self.settle()
         cache, chain, manager = self.cache, self.chain, self.manager
+        if not cache.seam.reports_aborts:
+            self._outlive_orphans()
         assert not cache._loads, cache._loads
         assert not cache._seam_handles, cache._seam_handles
         assert not cache.connector.num_seen
@@ -517,6 +509,15 @@ class SglangWorld(Books):
         assert chain.host.num_lent == 0
         assert chain.host.num_quarantined == 0
         assert cache.protected_size() == 0, f"{cache.protected_size()} tokens are locked"
+
+    def _outlive_orphans(self) -> None:
+        """Nobody tells the tree of requests that left the queue: loads of theirs end by themselves."""
+        end = time.monotonic() + DEADLINE_S
+        while self.cache._loads:
+            assert time.monotonic() < end, f"loads are never given up: {self.describe()}"
+            self.cache.check_hicache_events()
+            time.sleep(0.001)
+        self.cache.connector.reset()
 
     def flush(self) -> bool:
         """``/flush_cache`` of an idle scheduler; what our hook on it does included."""

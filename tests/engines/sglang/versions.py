@@ -49,7 +49,9 @@ def run_raw(version: str, args: list[str], timeout_s: float = 240) -> subprocess
     """Run python under a version."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SHIM), str(TREES[version]), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(SHIM), str(TREES[version]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
         "SGLANG_USE_CPU_ENGINE": "1",
         "HF_HUB_OFFLINE": "1",
         "TORCHDYNAMO_DISABLE": "1",
