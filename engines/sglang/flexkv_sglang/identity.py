@@ -7,6 +7,7 @@ model's configuration and, for a local folder, over samples of its weight files.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +18,8 @@ from flexkv_core import BlockLayout, Namespace
 from flexkv_core.models import NamespaceConfig
 
 from .pools import is_replicated
+
+logger = logging.getLogger(__name__)
 
 SAMPLE_BYTES = 256 * 1024
 """Read from each end of a weight file."""
@@ -163,7 +166,12 @@ class AdapterDigests:
     def _read(self, lora_id: str) -> None:
         self._loads += 1
         ref = self._refs().get(lora_id)
-        digest = adapter_digest(Path(ref.lora_path)) if ref is not None and ref.lora_path else ""
+        digest = ""
+        if ref is not None and ref.lora_path:
+            try:
+                digest = adapter_digest(Path(ref.lora_path))
+            except OSError as exc:  # its files went since SGLang has read them
+                logger.warning("[FlexKV] LoRA adapter %s cannot be told by its files: %s", lora_id, exc)
         self._known[lora_id] = digest or f"{lora_id}.{self._nonce}.{self._loads}"
 
 

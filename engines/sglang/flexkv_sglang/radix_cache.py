@@ -534,6 +534,7 @@ class FlexKVRadixCache(SeamRadixCache):
         self._weights.flushed()
         self.connector.manager.metrics.gauge("weights_suspect", int(self._weights.are_suspect))
 
+    @_fails_open(None)
     def on_weights_changed(self, reason: str) -> None:
         logger.warning(
             "[FlexKV] %s: all tiers are invalidated; nothing is stored or restored before the next flush",
@@ -546,6 +547,8 @@ class FlexKVRadixCache(SeamRadixCache):
         self.connector.invalidate()
 
     def on_weights_settled(self, call: str, flush: Callable[[], bool], *, is_ok: bool) -> None:
+        if self.is_broken:
+            return
         self._weights.ended(call, is_ok=is_ok)
         self._flush = flush
         if not is_ok:

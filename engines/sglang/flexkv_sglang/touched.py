@@ -102,7 +102,15 @@ TOUCHED: tuple[Touched, ...] = (
         evictable_size=(),
     ),
     *_names(RADIX, "RadixCache", _TREE),
-    *_names(RADIX, "TreeNode", "value parent priority"),
+    *_names(RADIX, "TreeNode", "value parent priority key children lock_ref"),
+    *_calls(RADIX, "RadixCache", _delete_leaf=("node",)),
+    Touched(RADIX, "RadixCache", "kv_events", without="before 0.5.19 the tree itself is told of removals"),
+    Touched(
+        "mem_cache/events.py",
+        "KVCacheEventMixin",
+        "_record_remove_event",
+        when=lambda s: not s.kv_record,
+    ),
     *_calls(
         RADIX,
         "RadixKey",
@@ -190,6 +198,9 @@ TOUCHED: tuple[Touched, ...] = (
     *_names(HOOKS, "HookType", "BEFORE AFTER AROUND REPLACE"),
     # ---- the scheduler
     *_calls(SCHEDULER, "Scheduler", flush_cache=("empty_cache",), is_fully_idle=(), run_batch=("batch",)),
+    *_names(SCHEDULER, "Scheduler", "process_batch_result"),
+    *_names(BATCH, "ScheduleBatch", "extend_num_tokens forward_mode reqs"),
+    *_names("model_executor/forward_batch_info.py", "ForwardMode", "is_extend"),
     *_calls(SCHEDULER, "Scheduler", process_batch_result=("batch", "result")),
     *_names(BATCH, "ScheduleBatch", "forward_mode extend_num_tokens"),
     *_names(SCHEDULER, "Scheduler", "chunked_req _pending_chunked_abort_req"),

@@ -245,7 +245,7 @@ NOT_SGLANGS = ("self", "cls", "_watched", "_state", "result", "config")
 OWNERS = {
     "req": ("Req", "_flexkv_handle", "_flexkv_apart"),
     "ctx": ("TreeCacheBuildContext",),
-    "tree": ("RadixCache",),
+    "tree": ("RadixCache", "_record_remove_event"),
     "node": ("TreeNode",),
     "allocator": ("BaseTokenToKVPoolAllocator",),
     "pool": ("KVCache", "get_kv_size_bytes", "kv_cache_layout"),

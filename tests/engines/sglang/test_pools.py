@@ -258,6 +258,10 @@ def test_adapters_are_named_by_their_files(tmp_path) -> None:
     assert digests.of("id1") != before
     assert not digests.loaded("id1")
     assert not digests.loaded("id3"), "a new one"
+    (tmp_path / "adapter_model.safetensors").unlink()
+    (tmp_path / "adapter_model.safetensors").mkdir()
+    assert digests.loaded("id1"), "files that cannot be read are none"
+    assert digests.of("id1").startswith("id1.")
     unknown = digests.of("id2")
     assert digests.loaded("id2"), "nobody can tell whether it is the same"
     assert digests.of("id2") != unknown

@@ -86,6 +86,26 @@ def test_a_change_that_raises_is_not_hidden(served: Scheduler) -> None:
     works_again(served.w)
 
 
+def test_a_fault_of_ours_in_a_change_ends_the_cache(
+    served: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is served any more, so nothing wrong is; SGLang's call goes on."""
+    w = served.w
+
+    def broken() -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(type(w.cache), "fails_open", True)
+    monkeypatch.setattr(w.cache.connector, "invalidate", broken)
+    served.change(DISK, flush=True)
+    assert w.cache.is_broken
+    assert w.count("adapter_faults", method="on_weights_changed") == 1
+    for _ in range(2):
+        assert w.ask(OLD).cached == (0, 0, 0)
+        assert w.flush()
+    w.is_broken = True
+
+
 def test_a_failed_change_waits_for_those_that_run(served: Scheduler) -> None:
     """Nothing is stored or served until then."""
     w = served.w
