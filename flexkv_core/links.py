@@ -171,7 +171,8 @@ class Link:
         One that nobody had begun says nothing of a tier if it waited for a rate limit, or for all others.
         """
         if end.is_adrift or (self.wrapped.limit is None and not end.call.can_wait):
-            self.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
+            first, verb = end.outcomes[0], end.call.verb
+            self.wrapped.breaker.report(first.status, first.reason, verb.value, is_final=verb is Verb.LOAD)
 
     def evict(self, keys: Sequence[BlockKey], now: float) -> None:
         """Have a worker remove values; any number."""

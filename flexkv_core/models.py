@@ -262,7 +262,10 @@ class TierConfig(Model):
     )
     store_deadline_s: Seconds = Field(30.0, gt=0, description="A store that takes longer is given up.")
     breaker_failures: int = Field(
-        5, ge=0, description="After so many failures in a row the tier is down and answers at once; 0 never."
+        5,
+        ge=0,
+        description="After so many failed calls of one kind in a row, or one load that passed its deadline, "
+        "the tier is down and answers at once; 0 never.",
     )
     breaker_reset_s: Seconds = Field(5.0, gt=0, description="After so long a tier that is down is probed.")
     retries: int = Field(1, ge=0, le=10, description="Further tries of a call whose error is retryable.")

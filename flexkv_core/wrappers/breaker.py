@@ -1,5 +1,9 @@
 """A tier that is down answers at once, is probed, and comes back by itself.
 
+Failures in a row are counted for each operation: a store that answers questions and brings nothing must
+not look healthy for its answers.  It comes back with any call that succeeds, and goes at the next failure
+of the operation that took it down.
+
 Threads: any; ``_lock`` covers the state, and no call is made while it is held.
 """
 
@@ -31,7 +35,7 @@ StateChanged = Callable[[str, str], None]
 
 
 class BreakerTier(WrappedTier):
-    """Counts failures in a row; at the limit the tier is down until a probe succeeds."""
+    """Counts failures in a row, by operation; at the limit the tier is down until a probe succeeds."""
 
     def __init__(
         self,
@@ -49,7 +53,7 @@ class BreakerTier(WrappedTier):
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
-        self._failures = 0
+        self._failures: dict[str, int] = {}
         self._down_since: float | None = None
         self._is_probing = False
         self._reason = ""
@@ -71,23 +75,33 @@ class BreakerTier(WrappedTier):
         return down is not None and not self._is_probing and self._clock() - down >= self._reset_s
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        return self._guarded(len(keys), lambda: self.inner.lookup(keys))
+        return self._guarded("lookup", len(keys), lambda: self.inner.lookup(keys))
 
     def load(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> list[Outcome]:
-        return self._guarded(len(keys), lambda: self.inner.load(keys, into))
+        return self._guarded("load", len(keys), lambda: self.inner.load(keys, into))
 
     def store(self, keys: Sequence[BlockKey], values: Sequence[memoryview]) -> list[Outcome]:
-        return self._guarded(len(keys), lambda: self.inner.store(keys, values))
+        return self._guarded("store", len(keys), lambda: self.inner.store(keys, values))
 
     def evict(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        return self._guarded(len(keys), lambda: self.inner.evict(keys))
+        return self._guarded("evict", len(keys), lambda: self.inner.evict(keys))
 
-    def report(self, status: Status, reason: str) -> None:
-        """Count a call that was given up from outside (a deadline) as what it was."""
+    def report(
+        self, status: Status, reason: str, operation: str = "lookup", *, is_final: bool = False
+    ) -> None:
+        """Count a call that was given up from outside (a deadline) as what it was.
+
+        Args:
+            status: What it was.
+            reason: For the log.
+            operation: What it did.
+            is_final: The tier is down at once: a request has waited for it as long as any may, and whoever
+                comes next must not wait as well.
+        """
         if self._limit and status in DOWN:
-            self._note(is_down=True, reason=reason)
+            self._note(operation, is_down=True, reason=reason, is_final=is_final)
 
-    def _guarded(self, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
+    def _guarded(self, operation: str, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
         if self._limit and not self._may_pass():
             reason = f"{IS_DOWN}{self._reason}"
             return [failed(Status.UNAVAILABLE, reason, BufferState.UNTOUCHED)] * count
@@ -95,7 +109,7 @@ class BreakerTier(WrappedTier):
             outcomes = run()
         except BaseException as exc:
             if self._limit:  # or a probe that broke would be under way for ever
-                self._note(is_down=True, reason=repr(exc))
+                self._note(operation, is_down=True, reason=repr(exc))
             raise
         if self._limit and outcomes and all(outcome.status in NEUTRAL for outcome in outcomes):
             with self._lock:
@@ -103,7 +117,7 @@ class BreakerTier(WrappedTier):
         elif self._limit and outcomes:
             bad = next((outcome for outcome in outcomes if outcome.status in DOWN), None)
             is_down = bad is not None and all(o.status in DOWN for o in outcomes)
-            self._note(is_down=is_down, reason=bad.reason if bad is not None else "")
+            self._note(operation, is_down=is_down, reason=bad.reason if bad is not None else "")
         return outcomes
 
     def _may_pass(self) -> bool:
@@ -116,20 +130,20 @@ class BreakerTier(WrappedTier):
         self._on_change("probing", self._reason)
         return True
 
-    def _note(self, *, is_down: bool, reason: str) -> None:
+    def _note(self, operation: str, *, is_down: bool, reason: str, is_final: bool = False) -> None:
         change: tuple[str, str] | None = None
         with self._lock:
             was_down = self._down_since is not None
             self._is_probing = False
             if not is_down:
-                self._failures = 0
+                self._failures.pop(operation, None)
                 self._down_since = None
                 if was_down:
                     change = ("up", "")
             else:
-                self._failures += 1
+                failures = self._failures[operation] = self._failures.get(operation, 0) + 1
                 self._reason = reason
-                if was_down or self._failures >= self._limit:
+                if was_down or is_final or failures >= self._limit:
                     self._down_since = self._clock()
                     if not was_down:
                         change = ("down", reason)

@@ -23,7 +23,6 @@ POLICY = {
     "lookup_deadline_s": 0.5,
     "load_deadline_s": 1.0,
     "store_deadline_s": 1.0,
-    "breaker_failures": 2,
     "breaker_reset_s": 0.2,
     "retries": 1,
 }

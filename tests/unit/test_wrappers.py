@@ -275,8 +275,38 @@ def test_zero_failures_means_never(tier):
 def test_calls_that_were_given_up_count(tier):
     w = Watched(tier)
     for _ in range(2):
+        assert w.breaker.is_up
         w.breaker.report(Status.TIMEOUT, "late")
     assert not w.breaker.is_up
+
+
+def test_one_load_that_was_waited_for_to_the_end_is_enough(tier):
+    w = Watched(tier, failures=9)
+    w.breaker.report(Status.TIMEOUT, "late", "load", is_final=True)
+    assert not w.breaker.is_up
+    w.clock.advance(5)
+    assert w.ask() == "ok"
+    assert w.breaker.is_up
+
+
+def test_a_tier_that_answers_and_brings_nothing_goes_down_and_stays_suspect(tier):
+    w = Watched(tier)
+    tier.always("load", DOWN)
+    for _ in range(2):
+        assert w.breaker.is_up
+        assert w.ask() == "ok"
+        w.breaker.load(KEYS, buffers())
+    assert not w.breaker.is_up
+    w.clock.advance(5)
+    assert w.ask() == "ok"
+    assert w.breaker.is_up, "the next load may find out"
+    w.breaker.load(KEYS, buffers())
+    assert not w.breaker.is_up, "one failure was enough this time"
+    tier.always("load", None)
+    w.clock.advance(5)
+    w.breaker.load(KEYS, buffers())
+    w.breaker.report(Status.MISS, "no outage")
+    assert w.breaker.is_up
 
 
 def test_one_probe_at_a_time_and_a_broken_one_is_over(tier):
