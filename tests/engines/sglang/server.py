@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
-from collections.abc import Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from flexkv_core.cli._process import ServerProcess
 from flexkv_core.cli._serving import Answer
@@ -38,6 +42,27 @@ def ask_after_flush(server: ServerProcess, tokens: Sequence[int], new: int = 8, 
     """Complete a prompt that the device cannot know."""
     server.client.flush()
     return ask(server, tokens, new, **fields)
+
+
+def post(server: ServerProcess, path: str, **body: object) -> dict[str, Any]:
+    """What SGLang answers on one of its management paths, whatever the status."""
+    request = urllib.request.Request(server.client.base_url + path, json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=120) as answer:
+            return dict(json.loads(answer.read()))
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return dict(json.loads(exc.read()))
+
+
+def wait_for(is_so: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
+    """Try again until it is so."""
+    until = time.monotonic() + deadline_s
+    while not is_so():
+        assert time.monotonic() < until, f"not within {deadline_s:.0f} s: {what}"
+        time.sleep(0.1)
 
 
 def wait_until_steady(folder: Path, deadline_s: float = 20.0) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from flexkv_core.errors import EngineError
 from tests.engines.sglang.server import flags
+from tests.support.models import write_tiny_model
 from tests.support.server import Setup, StartServer
 
 pytestmark = pytest.mark.server
@@ -31,6 +32,18 @@ def test_an_incompatible_option_is_named(
     with (
         pytest.raises(EngineError, match=named),
         start_server(Setup(tiny_llama, flags(write_chain(), *options))),
+    ):
+        pass
+
+
+def test_a_hybrid_model_is_named(
+    start_server: StartServer, write_chain: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Half of its layers would be restored; without a refusal it crashes at the first request."""
+    model = write_tiny_model(tmp_path / "mellum", "mellum")
+    with (
+        pytest.raises(EngineError, match=r"flexkv does not support sliding-window layers \(MellumConfig\)"),
+        start_server(Setup(model, flags(write_chain()))),
     ):
         pass
 
