@@ -127,6 +127,7 @@ class AdapterDigests:
         """Adapters as SGLang's worker knows them; those that it has already are read now."""
         self._worker = tp_worker
         self._known: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._nonce = token_hex(8)
         self._loads = 0
         for lora_id in self._refs():
@@ -144,6 +145,12 @@ class AdapterDigests:
         if lora_id not in self._known:
             self._read(lora_id)
         return self._known[lora_id]
+
+    def name(self, lora_id: str) -> str:
+        """The adapter's name; its id, which is another at each load, only where it has none."""
+        if lora_id and lora_id not in self._known:
+            self._read(lora_id)
+        return self._names.get(lora_id, lora_id)
 
     def loaded(self, lora_id: str) -> bool:
         """An adapter was loaded: read it again.
@@ -166,6 +173,7 @@ class AdapterDigests:
     def _read(self, lora_id: str) -> None:
         self._loads += 1
         ref = self._refs().get(lora_id)
+        self._names[lora_id] = getattr(ref, "lora_name", None) or lora_id
         digest = ""
         if ref is not None and ref.lora_path:
             try:

@@ -596,7 +596,7 @@ class FlexKVRadixCache(SeamRadixCache):
 
     def _scope(self, namespace: RequestNamespace) -> Scope:
         return Scope(
-            adapter=namespace.adapter,
+            adapter=self._adapters.name(namespace.adapter),
             adapter_digest=self._adapters.of(namespace.adapter),
             extra_key=namespace.extra_key,
             cache_salt=namespace.salt,

@@ -24,7 +24,7 @@ from .touched import BASE, BATCH, POLICY, RADIX, SCHEDULER, TOUCHED, Touched
 OLDEST = (0, 5, 16)
 NEWEST = (0, 5, 23)
 SUPPORTED = "0.5.16 to 0.5.23"
-TESTED = "0.5.23 and 0.5.20 with the real server, the others by their signatures"
+TESTED = "0.5.23 and 0.5.20 with the real server, 0.5.17 without one, the others by the names that are used"
 
 
 class Generation(str, Enum):

@@ -228,7 +228,7 @@ TOUCHED: tuple[Touched, ...] = (
     *_names("managers/tp_worker.py", "TpModelWorker", "register_hicache_layer_transfer_counter"),
     *_names("model_executor/model_runner.py", "ModelRunner", "forward_stream lora_manager"),
     *_names("lora/lora_manager.py", "LoRAManager", "lora_refs"),
-    *_names("lora/lora_registry.py", "LoRARef", "lora_path"),
+    *_names("lora/lora_registry.py", "LoRARef", "lora_path lora_name"),
     # ---- arguments
     *_calls(ARGS, "ServerArgs", __post_init__=()),
     Touched(ARGS, "ServerArgs", "resolve_once", without="arguments are resolved by __post_init__"),

@@ -245,6 +245,10 @@ def test_adapters_are_named_by_their_files(tmp_path) -> None:
     refs = {"id1": SimpleNamespace(lora_path=str(tmp_path)), "id2": SimpleNamespace(lora_path="hub/name")}
     worker = SimpleNamespace(model_runner=SimpleNamespace(lora_manager=SimpleNamespace(lora_refs=refs)))
     digests = identity.AdapterDigests(worker)
+    refs["id1"].lora_name = "style"
+    assert digests.name("") == ""
+    assert digests.name("id9") == "id9"
+    assert identity.AdapterDigests(worker).name("id1") == "style", "an id is another at each load"
     assert digests.of("") == ""
     assert digests.of("id2") == digests.of("id2"), "files out of reach: good for this process"
     assert digests.of("id2") != identity.AdapterDigests(worker).of("id2"), "... and for no other one"
