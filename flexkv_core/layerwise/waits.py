@@ -99,19 +99,23 @@ class LayerWaits:
         """Loads from now on are for another pass than those before."""
         self._batch = None
 
-    def open(self, ticket: Ticket, task: int) -> LayerLoad:
+    def open(self, ticket: Ticket, task: int, *, by_worker: bool = False) -> LayerLoad:
         """Have passes wait for a load.  ``may_open`` must say so.
 
         Args:
             ticket: The running copy.
             task: Its number, for messages.
+            by_worker: A worker in another process copies, and signals the counter itself; the ticket's end
+                is what it says when it has signalled for the last time.
         """
         batch = self._batch = self._batch or self._counters.take()
         if batch is None:
             raise AssertionError("no counter is free: ask may_open first")
         load = LayerLoad(ticket, task, batch, batch.generation, self._clock() + self._timeout_s)
         self._loads.append(load)
-        ticket.listen(batch.add())
+        signal = batch.add()
+        if not by_worker:
+            ticket.listen(signal)
         return load
 
     def wait_until(self, layer: int) -> None:
