@@ -31,8 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from flexkv_core import Outcome, TierContext
-from flexkv_core.testing import aligned_buffer
+from flexkv_core import HostRegion, Outcome, TierContext
 from flexkv_driver_ssd.config import SsdConfig
 from flexkv_driver_ssd.tier import SsdTier
 
@@ -131,10 +130,13 @@ def run_tier(work: Work, figures: Figures, batch: int) -> None:
     context = TierContext(name="bench", value_bytes=work.block_bytes, head_bytes=4096)
     with scratch(work.root) as path:
         config = SsdConfig(path=(path,), capacity=work.num_bytes, min_free=0)
-        buffers = [[aligned_buffer(work.block_bytes) for _ in range(batch)] for _ in range(work.threads)]
-        for views in buffers:
-            for view in views:
-                view[:] = os.urandom(work.block_bytes)
+        # Slots as the core has them: one region, cut.
+        region = HostRegion(work.threads * batch * work.block_bytes)
+        region.view[:] = os.urandom(work.block_bytes) * (work.threads * batch)
+        slots = [
+            region.view[at : at + work.block_bytes] for at in range(0, len(region.view), work.block_bytes)
+        ]
+        buffers = [slots[at : at + batch] for at in range(0, len(slots), batch)]
         with SsdTier(config, context) as tier:
 
             def each(call: Callable[..., list[Outcome]], thread: int) -> None:
