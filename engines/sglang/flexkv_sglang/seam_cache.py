@@ -12,6 +12,7 @@ A ``_seam`` method is this module's own.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -21,6 +22,8 @@ import torch
 
 from . import compat
 from .compat import RequestHandle, RequestNamespace
+
+logger = logging.getLogger(__name__)
 
 
 class RetryLater(Exception):  # noqa: N818 - a verdict on its way to our hook, not an error
@@ -266,8 +269,9 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
             raise RetryLater
         if isinstance(outcome, Verdict):
             return self._seam_nothing_loaded(req, node)
-        if len(outcome.slots) != count:
-            raise AssertionError(f"{req.rid}: loaded {len(outcome.slots)} of {count} promised tokens")
+        if len(outcome.slots) != count:  # the tree has what was loaded; SGLang takes all or nothing
+            logger.error("[FlexKV] %r: loaded %d of %d promised tokens", req.rid, len(outcome.slots), count)
+            return self._seam_nothing_loaded(req, node)
         return (count if self.seam.load_gives_count else outcome.slots), outcome.node
 
     def _seam_nothing_loaded(self, req: Any, node: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from flexkv_core import Transfer
+from flexkv_core import EngineError, Transfer
 from flexkv_core.metrics import Metrics
 from flexkv_core.transfers.planes import DevicePlanes
 
@@ -26,9 +26,15 @@ def open_transfer(planes: DevicePlanes, ctx: Any, metrics: Metrics) -> Transfer:
         metrics: Where copies are counted.
 
     Raises:
+        EngineError: another device than these: on which streams it works is not known, so no copy could be
+            ordered behind the pass that writes what it reads.
         TransferError: a CUDA device without driver or triton.
     """
-    if planes.device.type != "cuda":
+    if planes.device.type not in ("cpu", "cuda"):
+        raise EngineError(
+            f"flexkv copies to and from KV pools on cuda and cpu devices; SGLang's lies on {planes.device}"
+        )
+    if planes.device.type == "cpu":
         from flexkv_core.transfers.torch_copy import TorchTransfer
 
         return TorchTransfer(planes)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flexkv_core import LayoutError, Namespace
+from flexkv_core import EngineError, LayoutError, Namespace
 from flexkv_core.models import NamespaceConfig
 
 pytest.importorskip("sglang", reason="sglang is not installed (make setup)")
@@ -231,6 +231,15 @@ def test_another_dtype_than_the_pools_is_refused() -> None:
     pools.check_dtype(mha(), "bfloat16")
     with pytest.raises(LayoutError, match="float16 in the configuration and bfloat16 in"):
         pools.check_dtype(mha(), "float16")
+
+
+@pytest.mark.parametrize("device", ["xpu", "hpu", "meta"])
+def test_a_device_whose_streams_are_not_known_is_refused(device: str) -> None:
+    """Nothing would order a copy behind the pass that writes what it reads."""
+    from flexkv_sglang.transfers import open_transfer
+
+    with pytest.raises(EngineError, match=f"cuda and cpu devices; SGLang's lies on {device}"):
+        open_transfer(SimpleNamespace(device=torch.device(device)), None, None)
 
 
 def test_identity_of_ranks() -> None:

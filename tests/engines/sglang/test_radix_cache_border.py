@@ -11,6 +11,7 @@ from flexkv_core import EngineError
 pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installed (make setup)")
 
 from flexkv_sglang.connector import WaitBudget  # noqa: E402 - after the check above
+from flexkv_sglang.seam_cache import Loaded  # noqa: E402
 from tests.support.sglang_world import cpu, world  # noqa: E402
 
 
@@ -49,6 +50,25 @@ def test_an_error_that_means_wrong_answers_is_not_swallowed(tmp_path, monkeypatc
         monkeypatch.setattr(sgl.cache.connector, "begin_pass", fatal)
         with pytest.raises(EngineError):
             sgl.cache.check_hicache_events()
+
+
+def test_a_short_load_is_no_load(tmp_path, caplog):
+    """SGLang takes all that was promised or nothing: anything else ends its scheduler (HS-49)."""
+    with world(tmp_path, tiers=[cpu()]) as sgl:
+        prompt = tokens(1, 100)
+        first = sgl.ask(prompt)
+        assert sgl.flush()
+        plain = sgl.cache.on_load_back
+
+        def short(*args: object) -> object:
+            found = plain(*args)
+            return Loaded(found.node, found.slots[:-1]) if isinstance(found, Loaded) else found
+
+        sgl.cache.on_load_back = short
+        again = sgl.ask(prompt)
+        assert again.cached == (0, 0, 0)
+        assert again.req.output_ids == first.req.output_ids
+        assert "loaded 98 of 99 promised tokens" in caplog.text
 
 
 def test_all_who_wait_in_one_pass_share_one_budget():
