@@ -7,6 +7,8 @@ Shape of Qwen3-8B: 36 layers, K and V rows of 2 KiB, blocks of 64 tokens.  Needs
 nothing.  Every rate is of this run; ``share`` is a rate over the pinned-copy rate of the same
 direction.  ``gpu`` times run from the engine's stream at the moment of the fence to the moment at
 which that stream may go on; ``call`` is what the calling thread pays for ``load`` or ``store``.
+Before each job the calling thread is busy for some milliseconds, as an engine's scheduler always is; with
+``--idle`` it sleeps as long, and its first calls run with cold caches.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ LAYOUT = kv_layout(num_layers=36, row_bytes=2048, block_tokens=64)
 POOL_SLOTS = 65_536
 DEADLINE_S = 60.0
 PLAIN_BYTES = 512 << 20
+BETWEEN_S = 0.003
 
 
 @dataclass
@@ -56,7 +59,18 @@ class Bench:
     transfer: CudaTransfer
     pool: SlotPool
     forward: torch.cuda.Stream
+    is_idle: bool = False
     number: int = 0
+
+    def rest(self) -> None:
+        """What the calling thread does before a job."""
+        torch.cuda.synchronize()
+        if self.is_idle:
+            time.sleep(BETWEEN_S)
+            return
+        until = time.perf_counter() + BETWEEN_S
+        while time.perf_counter() < until:
+            torch.cuda.current_stream().query()
 
     def job(self, blocks: Sequence[int], slots: Sequence[int], *, layerwise: bool = False) -> CopyJob:
         """A job whose fence is taken now."""
@@ -70,7 +84,7 @@ class Bench:
         self, direction: str, blocks: Sequence[int], slots: Sequence[int], *, layerwise: bool = False
     ) -> dict[str, float]:
         """One copy: GB/s as the engine's stream sees it, and what its thread pays."""
-        torch.cuda.synchronize()
+        self.rest()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         job = self.job(blocks, slots, layerwise=layerwise)
         begin.record(self.forward)
@@ -185,7 +199,7 @@ def both_ways(bench: Bench, name: str, rates: dict[str, float], out: Result, tok
     up, down = random_slots(rng, 1, tokens, 0, half), random_slots(rng, 1, tokens, half, POOL_SLOTS)
     seconds = []
     for _ in range(5):
-        torch.cuda.synchronize()
+        bench.rest()
         jobs = [bench.job(blocks[:count], up), bench.job(blocks[count:], down)]
         before = time.perf_counter()
         tickets = [bench.transfer.load(jobs[0]), bench.transfer.store(jobs[1])]
@@ -274,7 +288,7 @@ def run_method(
         f"{method} opened", open_s=opened - before, pin_s=registered - opened,
         load_staged_MB=limits["load"] / 1e6, store_staged_MB=limits["store"] / 1e6,
     )  # fmt: skip
-    bench = Bench(transfer, SlotPool(region, LAYOUT.slot_bytes), forward)
+    bench = Bench(transfer, SlotPool(region, LAYOUT.slot_bytes), forward, options.idle)
     check_bytes(bench, planes, out)
     one_way(bench, method, options, rates, out)
     both_ways(bench, method, rates, out)
@@ -292,6 +306,7 @@ def main() -> int:
     options.add_argument("--tokens", default="512,4096,16384,32768", help="sizes of the copies, in tokens")
     options.add_argument("--repeats", type=int, default=7, help="runs of each copy; the first warms up")
     options.add_argument("--methods", default="auto,direct,staged", help="ways to copy")
+    options.add_argument("--idle", action="store_true", help="let the calling thread sleep before each job")
     given = options.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device: nothing is measured")

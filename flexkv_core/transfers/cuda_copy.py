@@ -9,18 +9,15 @@ hears of it.
 Threads: the engine's thread queues, takes fences, and submits a copy's first pieces itself where
 nothing is queued before it.  A worker for each direction (``flexkv-copy-<n>-load``, ``-store``)
 submits the rest; whoever submits has the direction's lane (streams, ring) to itself.  Two waiters
-(``-loads``, ``-stores``) wait for events and finish tickets.  ``_in_flight`` is under ``_lock``;
-``_chunks`` and ``_bounds`` are replaced, never changed.
+(``-loads``, ``-stores``) wait for events and finish tickets.  ``_chunks`` and ``_bounds`` are
+replaced, never changed.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -33,19 +30,18 @@ from ..transfer import CopyJob, Fence, HostSpans
 from .copy_queue import Copy
 from .cuda_ticket import CudaFence, CudaTicket, Streams
 from .gpu import Event, Gpu, PinError
-from .lane import DeviceJob, Lane, PlaneTable, plane_rows, send_planes
+from .lane import Lane, PlaneTable, plane_rows, send_planes
 from .measure import Thresholds, measure_thresholds, warm_up
-from .pieces import CopyLimits, Piece, cut, job_table, run_bytes
+from .pieces import CopyLimits, JobTable, full_table, job_table
 from .pinning import pin_region, unpin_chunks
 from .planes import DevicePlanes
 from .regions import Int64
-from .rows import SpanTable, check_tensor, read_slots, read_spans
+from .rows import check_tensor, read_slots, read_spans
 from .waiter import EventWaiter
+from .way import NEVER, Way
 from .worker import QueuedTransfer
 
 _log = logging.getLogger(__name__)
-
-_NEVER = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class CudaCopyConfig:
             workers.  Three are the whole of a small copy, and 0.1 ms of the thread's time.
         pin: ``require`` refuses a region that cannot be pinned; ``prefer`` goes on without, more
             slowly, and says so.
-        pin_chunk_bytes: Bytes pinned in one call.
+        pin_chunk_bytes: Bytes pinned in one call, rounded down to whole slots.
         submit_wait_s: How long ``order_behind`` waits for a load to be submitted.
     """
 
@@ -93,17 +89,6 @@ class CudaCopyConfig:
     pin: Literal["require", "prefer"] = "prefer"
     pin_chunk_bytes: int = 1 << 30
     submit_wait_s: float = 0.005
-
-
-@dataclass(frozen=True, eq=False)
-class _Way:
-    """What differs between the two directions."""
-
-    lane: Lane
-    waiter: EventWaiter
-    limits: CopyLimits
-    direct_blocks: int
-    window_bytes: int
 
 
 class CudaTransfer(QueuedTransfer):
@@ -138,8 +123,6 @@ class CudaTransfer(QueuedTransfer):
         self._gpu = gpu or _cuda(device)
         self._streams: Streams = streams or (lambda: [torch.cuda.current_stream(device)])
         self._metrics = metrics or Metrics()
-        self._lock = threading.Lock()
-        self._in_flight = {True: 0, False: 0}
         self._chunks: dict[int, Int64 | None] = {}
         self._bounds = np.empty(0, dtype=np.int64)
         self._gpu.bind()
@@ -153,7 +136,7 @@ class CudaTransfer(QueuedTransfer):
         self._gpu.bind()
         starts: Int64 | None = None
         try:
-            starts = pin_region(self._gpu, region.address, region.num_bytes, self.config.pin_chunk_bytes)
+            starts = pin_region(self._gpu, region.address, region.num_bytes, self._chunk_bytes())
         except PinError as fault:
             if self.config.pin == "require":
                 raise
@@ -172,6 +155,11 @@ class CudaTransfer(QueuedTransfer):
         self._chunks = chunks
         self._bounds = np.sort(np.concatenate([np.empty(0, np.int64), *known]))
 
+    def _chunk_bytes(self) -> int:
+        """Whole slots, so that no block of a pool of ours lies in two chunks."""
+        slot_bytes = self.layout.slot_bytes
+        return max(1, self.config.pin_chunk_bytes // slot_bytes) * slot_bytes
+
     def fence(self) -> Fence:
         return CudaFence(self._gpu, self._streams())
 
@@ -182,24 +170,31 @@ class CudaTransfer(QueuedTransfer):
             way.waiter.close()
             _drain(way.lane)
 
-    def _open_way(self, is_load: bool, number: int) -> _Way:
+    def _open_way(self, is_load: bool, number: int) -> Way:
         config = self.config
         parts = config.ring_bytes // config.ring_parts
         longest_run = max(plane.row_bytes for plane in self.layout.planes) * self.layout.block_tokens
         part_bytes = -(-max(parts, longest_run) // 4096) * 4096
         lane = Lane(self._gpu, self.layout, (part_bytes, config.ring_parts), is_load=is_load)
-        blocks = config.load_blocks if is_load else config.store_blocks
-        limits = CopyLimits(self._staged_bytes(lane, is_load), part_bytes, config.batch_bytes)
-        waiter = EventWaiter(self._gpu, f"flexkv-copy-{number}-{'loads' if is_load else 'stores'}")
-        window = config.load_window_bytes if is_load else config.store_window_bytes
-        return _Way(lane, waiter, limits, blocks, _NEVER if window is None else window)
+        direct = config.load_blocks if is_load else config.store_blocks
+        return Way(
+            self._gpu,
+            self.layout,
+            lane,
+            EventWaiter(self._gpu, f"flexkv-copy-{number}-{'loads' if is_load else 'stores'}"),
+            CopyLimits(self._staged_bytes(lane, is_load), part_bytes, config.batch_bytes),
+            is_load=is_load,
+            window_bytes=config.load_window_bytes if is_load else config.store_window_bytes,
+            blocks=(direct, config.ring_blocks, config.edge_blocks),
+            wake=self._queue.wake,
+        )
 
     def _staged_bytes(self, lane: Lane, is_load: bool) -> int:
         """From which size on jobs are staged: forced, or measured now."""
         config = self.config
         given = config.load_staged_bytes if is_load else config.store_staged_bytes
         if config.method != "auto":
-            given = 0 if config.method == "staged" else _NEVER
+            given = 0 if config.method == "staged" else NEVER
         if given is not None:
             warm_up(self._gpu, lane, self.layout)
             return given
@@ -221,150 +216,58 @@ class CudaTransfer(QueuedTransfer):
 
     def _prepare(self, job: CopyJob, *, is_load: bool) -> Copy:
         slots, are_on_device = self._slots_of(job)
+        table = self._full_table(job, slots) or self._table_of(job, slots)
+        fences: list[Event] = list(job.after.events) if isinstance(job.after, CudaFence) else []
+        if is_load or are_on_device:
+            fences += CudaFence(self._gpu, self._streams()).events
+        sizes = (table.num_tokens * self.layout.token_bytes, self.layout.num_layers)
+        ticket = CudaTicket(job, sizes, self._gpu, self._streams, self.config.submit_wait_s)
+        way = self._ways[is_load]
+        known = way.lane.begin(table, self._table, fences, self._bounds)
+        table.device_slots = None  # the caller's; they have been read
+        return Copy(ticket, way.steps(ticket, known), is_load=is_load)
+
+    def _full_table(self, job: CopyJob, slots: Any) -> JobTable | None:
+        """The usual job, full blocks in slots of one pool, by the shortest way; None for any other."""
+        spans = job.spans
+        if not isinstance(spans, HostSpans):
+            return None
+        region, slot_bytes = spans.pool.region, spans.pool.slot_bytes
+        begin = region.address + self.layout.header_bytes
+        if region.address not in self._chunks or (begin | slot_bytes) % self._table.word_bytes:
+            return None
+        is_pinned = self._chunks[region.address] is not None
+        return full_table(spans, self.layout, slots, is_pinned=is_pinned)
+
+    def _table_of(self, job: CopyJob, slots: Any) -> JobTable:
+        """Any job's table.
+
+        Raises:
+            TransferError: the job is refused.
+        """
         spans = read_spans(job, self.layout)
         if len(spans) and int(np.bitwise_or.reduce(spans.payload)) % self._table.word_bytes:
             why = f"host slots must be aligned to {self._table.word_bytes} B"
             raise TransferError(f"copy {job.number} refused: {why}", job=job.number)
-        fences: list[Event] = list(job.after.events) if isinstance(job.after, CudaFence) else []
-        if is_load or are_on_device:
-            fences += CudaFence(self._gpu, self._streams()).events
-        num_bytes = int((spans.last - spans.first).sum()) * self.layout.token_bytes
-        sizes = (num_bytes, self.layout.num_layers)
-        ticket = CudaTicket(job, sizes, self._gpu, self._streams, self.config.submit_wait_s)
-        is_pinned = self._is_pinned(job, spans)
-        steps = self._steps(ticket, (spans, slots), fences, is_load=is_load, is_pinned=is_pinned)
-        return Copy(ticket, steps, is_load=is_load)
-
-    def _is_pinned(self, job: CopyJob, spans: SpanTable) -> bool:
-        """Whether all host memory of a job is.  Raises TransferError if some is not registered."""
-        if isinstance(job.spans, HostSpans) and len(spans):
-            region, slot_bytes = job.spans.pool.region, job.spans.pool.slot_bytes
-            first = int(spans.payload.min()) - self.layout.header_bytes
-            last = int(spans.payload.max()) - self.layout.header_bytes
-            is_inside = region.address <= first and last + slot_bytes <= region.address + region.num_bytes
-            if is_inside and self._regions.has(region.address):
-                return self._chunks.get(region.address) is not None
         places = self._regions.split(spans.payload, spans.end(self.layout))
         known = [self._chunks.get(memory.address) is not None for memory, _ in places]
-        return all(known)
+        return job_table(spans, slots, is_pinned=all(known))
 
     def _slots_of(self, job: CopyJob) -> tuple[Any, bool]:
         """Device slots as an array that was checked, or as the device's tensor, which the kernel checks."""
         given = job.device_slots
         if not isinstance(given, torch.Tensor) or not self._gpu.holds(given):
-            return read_slots(job, self.planes.num_slots), False
+            return read_slots(job, self.planes.num_slots, copied=False), False
         check_tensor(job)
         return given.detach(), True
 
-    def _steps(
-        self,
-        ticket: CudaTicket,
-        parts: tuple[SpanTable, Any],
-        fences: Sequence[Event],
-        *,
-        is_load: bool,
-        is_pinned: bool,
-    ) -> Iterator[None]:
-        """Submit the copy, piece by piece; the waiter finishes its ticket."""
-        began = perf_counter()
-        way = self._ways[is_load]
-        table = job_table(*parts)
-        layerwise = is_load and ticket.job.layerwise
-        pieces = cut(
-            self.layout,
-            table,
-            way.limits,
-            layerwise=layerwise,
-            can_be_direct=is_pinned,
-            ends_small=is_load,
-        )
-        job = way.lane.begin(table, self._table, fences, self._bounds, is_pinned=is_pinned)
-        try:
-            yield from self._submit_pieces(ticket, way, job, pieces, layerwise=layerwise)
-            last = way.lane.mark()
-        except BaseException:
-            way.lane.forget(job)
-            raise
-        ticket.mark_layer(self.layout.num_layers - 1, last)
-        way.waiter.put(last, partial(self._finish, ticket, began, way.lane, job))
-
-    def _submit_pieces(
-        self, ticket: CudaTicket, way: _Way, job: DeviceJob, pieces: Iterator[Piece], *, layerwise: bool
-    ) -> Iterator[None]:
-        """Pauses between pieces, not after the last."""
-        piece = next(pieces, None)
-        while piece is not None:
-            way.lane.submit(job, piece, self._blocks(way, piece))
-            coming = next(pieces, None)
-            tokens = job.table.tokens(piece.first_span, piece.last_span)
-            num_bytes = tokens * run_bytes(self.layout, piece.first_plane, piece.last_plane)
-            # The end of the last piece is that of the job.
-            if coming is not None or way.window_bytes < _NEVER:
-                self._mark(ticket, way, piece, num_bytes, layerwise=layerwise)
-            if coming is not None:
-                yield
-            piece = coming
-
-    def _blocks(self, way: _Way, piece: Piece) -> int:
-        if not piece.is_staged:
-            return way.direct_blocks
-        return self.config.edge_blocks if piece.is_edge else self.config.ring_blocks
-
-    def _mark(self, ticket: CudaTicket, way: _Way, piece: Piece, num_bytes: int, *, layerwise: bool) -> None:
-        """Put an event behind a piece if somebody needs to know of its end."""
-        layer = piece.ends_layer if layerwise else -1
-        is_limited = way.window_bytes < _NEVER
-        if layer < 0 and not is_limited:
-            return
-        mark = way.lane.mark()
-        if layer >= 0:
-            ticket.mark_layer(layer, mark)
-        is_load = way is self._ways[True]
-        if is_limited:
-            with self._lock:
-                self._in_flight[is_load] += num_bytes
-        way.waiter.put(mark, partial(self._passed, ticket, layer, num_bytes if is_limited else 0, is_load))
-
-    def _passed(
-        self, ticket: CudaTicket, layer: int, num_bytes: int, is_load: bool, fault: Exception | None
-    ) -> None:
-        """A piece's event has passed.  On the waiter's thread."""
-        if layer >= 0 and fault is None:
-            ticket.finish_layer(layer)
-        if num_bytes:
-            with self._lock:
-                self._in_flight[is_load] -= num_bytes
-            self._queue.wake()
-
-    def _finish(
-        self, ticket: CudaTicket, began: float, lane: Lane, job: DeviceJob, fault: Exception | None
-    ) -> None:
-        """The last event has passed; ``job`` kept its table until now.  On the waiter's thread."""
-        number = ticket.job.number
-        error = None
-        unchecked = job.on_device if isinstance(job.table.device_slots, torch.Tensor) else None
-        try:
-            if fault is None and unchecked is not None and self._gpu.word(unchecked, job.table.fault_at):
-                why = "device slots beyond the pool; their rows did not move"
-                error = TransferError(f"copy {number}: {why}", job=number)
-        except Exception as late:  # noqa: BLE001 - the device failed now: so did the copy
-            fault = late
-        if fault is not None:
-            error = TransferError(f"copy {number} failed on the device: {fault!r}", job=number)
-            error.__cause__ = fault
-        lane.finish(job)
-        ticket.finish(perf_counter() - began, error)
-
     def _may_submit(self, copy: Copy) -> bool:
-        return (
-            self._ways[copy.is_load].lane.is_shallow
-            and isinstance(copy.ticket.job.after, CudaFence)
-            and self._may_go(copy)
-            and self._gpu.is_bound()
-        )
+        way = self._ways[copy.is_load]
+        is_ready = way.lane.is_shallow and way.has_room and isinstance(copy.ticket.job.after, CudaFence)
+        return is_ready and self._gpu.is_bound()
 
     def _may_go(self, copy: Copy) -> bool:
-        return self._in_flight[copy.is_load] < self._ways[copy.is_load].window_bytes
+        return self._ways[copy.is_load].has_room
 
     def _may_begin(self, copy: Copy) -> bool:
         return isinstance(copy.ticket.job.after, CudaFence) or super()._may_begin(copy)

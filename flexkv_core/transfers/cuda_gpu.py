@@ -142,6 +142,11 @@ class CudaGpu(Gpu):
     def holds(self, tensor: torch.Tensor) -> bool:
         return bool(tensor.device == self.device)
 
+    def copy_run(self, stream: Stream, target: int, source: int, num_bytes: int, *, may_block: bool) -> None:
+        status = self._calls[may_block].copy(target, source, num_bytes, stream.cuda_stream)
+        if status:
+            raise TransferError(f"cuMemcpyAsync of {num_bytes} B failed with error {status}")
+
     def copy(self, stream: Stream, runs: Int64, *, is_pinned: bool, may_block: bool) -> None:
         calls, count, handle = self._calls[may_block], runs.shape[1], stream.cuda_stream
         if is_pinned and self._has_batches and count >= _FEWEST_IN_BATCH:
@@ -154,9 +159,7 @@ class CudaGpu(Gpu):
                 raise TransferError(f"cuMemcpyBatchAsync of {count} copies failed with error {status}")
             self._has_batches = False
         for target, source, num_bytes in runs.T.tolist():
-            status = calls.copy(target, source, num_bytes, handle)
-            if status:
-                raise TransferError(f"cuMemcpyAsync of {num_bytes} B failed with error {status}")
+            self.copy_run(stream, target, source, num_bytes, may_block=may_block)
 
     def move(self, stream: Stream, move: Move, *, may_block: bool) -> None:
         tile = self._kernel.TILE

@@ -135,6 +135,10 @@ class Gpu(ABC):
         """Whether a tensor lies on this device."""
 
     @abstractmethod
+    def copy_run(self, stream: Stream, target: int, source: int, num_bytes: int, *, may_block: bool) -> None:
+        """Queue one copy by the copy engine."""
+
+    @abstractmethod
     def copy(self, stream: Stream, runs: Int64, *, is_pinned: bool, may_block: bool) -> None:
         """Queue copies by the copy engine, in no order among themselves.
 

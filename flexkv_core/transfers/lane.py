@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +31,9 @@ from .pieces import JobTable, Piece, engine_copies, run_bytes, split_at
 from .regions import Int64
 from .ring import Ring
 
-_KEPT_TABLES = 3
-_KEPT_WORDS = 1 << 16
-"""Of a table that is kept for the next job: enough for 60,000 tokens."""
+_KEPT_TABLES = 4
+_KEPT_WORDS = 40_000
+"""Of a table that is kept for the next job: enough for 36,000 tokens in blocks of 64."""
 
 _DEEP = 12
 """Pieces under way from which on the driver's queue may be full.  Seen on an H200: it takes some fifty."""
@@ -85,9 +86,9 @@ class DeviceJob:
         planes: Between whose pages.
         fences: What its first kernel waits for.
         bounds: Where chunks of pinned memory begin; None if no block crosses one.
-        is_pinned: Whether all of its host memory is.
-        on_device: Its packed table, from the first kernel to the job's end.
-        longest: Words of the longest run of rows.
+        slots: Device slots in a tensor on the device.
+        on_device: Its packed table, to the job's end.
+        is_open: Whether that has been sent.
         num_pieces: Pieces submitted.
     """
 
@@ -95,9 +96,9 @@ class DeviceJob:
     planes: PlaneTable
     fences: Sequence[Event]
     bounds: Int64 | None
-    is_pinned: bool
+    slots: torch.Tensor | None
     on_device: Table | None = None
-    longest: int = 0
+    is_open: bool = False
     num_pieces: int = 0
 
 
@@ -131,20 +132,30 @@ class Lane:
         """Whether so little is under way that submitting more cannot block."""
         return self._submitted - self._finished < _DEEP
 
-    def begin(
-        self, table: JobTable, planes: PlaneTable, fences: Sequence[Event], bounds: Int64, *, is_pinned: bool
-    ) -> DeviceJob:
-        """Prepare a job; nothing is queued yet.
+    def begin(self, table: JobTable, planes: PlaneTable, fences: Sequence[Event], bounds: Int64) -> DeviceJob:
+        """Prepare a job; nothing is queued yet, and the job's arrays have been read.  Any thread.
 
         Args:
             table: The job.
             planes: The pool.
             fences: What the first kernel waits for.
             bounds: Where chunks of pinned memory begin, ascending.
-            is_pinned: Whether all of the job's host memory is pinned.
         """
-        crossed = bounds if len(bounds) > 1 and _crosses(self._layout, table, bounds) else None
-        return DeviceJob(table, planes, fences, crossed, is_pinned)
+        may_cross = table.may_cross and len(bounds) > 1 and _crosses(self._layout, table, bounds)
+        slots = table.device_slots
+        is_tensor = isinstance(slots, torch.Tensor)
+        job = DeviceJob(table, planes, fences, bounds if may_cross else None, slots if is_tensor else None)
+        if table.num_words <= _KEPT_WORDS:
+            with suppress(IndexError):
+                job.on_device = self._tables.popleft()
+        if job.on_device is None:
+            job.on_device = self._gpu.table(max(table.num_words, _KEPT_WORDS), self.kernels)
+        host, start = job.on_device.host, table.slots_at
+        host[:start] = table.spans.reshape(-1)
+        if not is_tensor:
+            host[start : table.fault_at] = slots
+        host[table.fault_at] = 0
+        return job
 
     def submit(self, job: DeviceJob, piece: Piece, blocks: int) -> None:
         """Queue one piece, with so many thread blocks for its kernel."""
@@ -212,42 +223,40 @@ class Lane:
 
     def _copy(self, job: DeviceJob, piece: Piece, place: int, *, may_block: bool) -> None:
         """The engine's half of a staged piece: between host and ring."""
+        table = job.table
+        if (
+            piece.last_span - piece.first_span == 1
+            and piece.last_span <= table.num_whole
+            and job.bounds is None
+        ):
+            num_tokens = int(table.spans[piece.first_span, 1])
+            at = int(table.spans[piece.first_span, 0])
+            at += num_tokens * self._layout.plane_offsets[piece.first_plane]
+            size = num_tokens * run_bytes(self._layout, piece.first_plane, piece.last_plane)
+            target, source = (place, at) if self._is_load else (at, place)
+            self._gpu.copy_run(self.engine, target, source, size, may_block=may_block)
+            return
         copies = engine_copies(self._layout, job.table, piece, place, to_device=self._is_load)
         if job.bounds is not None:
             copies = split_at(copies, job.bounds, to_device=self._is_load)
-        self._gpu.copy(self.engine, copies, is_pinned=job.is_pinned, may_block=may_block)
+        self._gpu.copy(self.engine, copies, is_pinned=job.table.is_pinned, may_block=may_block)
 
-    def _open(self, job: DeviceJob, *, may_block: bool) -> Table:
+    def _open(self, job: DeviceJob, on_device: Table, *, may_block: bool) -> None:
         """Before a job's first kernel: its fences, and its table behind them."""
+        job.is_open = True
         for event in job.fences:
             self._gpu.wait(self.kernels, event)
-        table = job.table
-        slots, start, count = table.device_slots, table.slots_at, table.num_words
-        job.on_device = on_device = self._table(count)
-        on_device.host[:start] = table.spans.reshape(-1)
-        on_device.host[table.fault_at] = 0
-        is_tensor = isinstance(slots, torch.Tensor)
-        if not is_tensor:
-            on_device.host[start : table.fault_at] = slots
-        self._gpu.send(self.kernels, on_device, count, may_block=may_block)
-        if is_tensor:
-            self._gpu.put(self.kernels, on_device, start, slots)
-        job.longest = int(table.spans[:, 3].max()) * self._widest // job.planes.word_bytes
-        return on_device
-
-    def _table(self, num_words: int) -> Table:
-        if num_words <= _KEPT_WORDS:
-            try:
-                return self._tables.popleft()
-            except IndexError:
-                num_words = _KEPT_WORDS
-        return self._gpu.table(num_words, self.kernels)
+        self._gpu.send(self.kernels, on_device, job.table.num_words, may_block=may_block)
+        if job.slots is not None:
+            self._gpu.put(self.kernels, on_device, job.table.slots_at, job.slots)
 
     def _move(self, job: DeviceJob, piece: Piece, blocks: int, ring: int, *, may_block: bool) -> None:
         """Queue the kernel of a piece."""
         on_device = job.on_device
         if on_device is None:
-            on_device = self._open(job, may_block=may_block)
+            raise AssertionError("the job has ended")
+        if not job.is_open:
+            self._open(job, on_device, may_block=may_block)
         layout, word, table = self._layout, job.planes.word_bytes, job.table
         move = Move(
             planes=job.planes.on_device.data_ptr(),
@@ -258,7 +267,7 @@ class Lane:
             first_span=piece.first_span,
             first_plane=piece.first_plane,
             num_planes=piece.last_plane - piece.first_plane,
-            longest_run=job.longest,
+            longest_run=layout.block_tokens * self._widest // word,
             num_spans=piece.last_span - piece.first_span,
             ring=ring,
             group_words=run_bytes(layout, piece.first_plane, piece.last_plane) // word,

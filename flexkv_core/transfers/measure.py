@@ -131,7 +131,7 @@ def _runner(
         times = []
         for _ in range(_REPEATS + 1):
             began = perf_counter()
-            job = lane.begin(table, planes, (), np.empty(0, dtype=np.int64), is_pinned=True)
+            job = lane.begin(table, planes, (), np.empty(0, dtype=np.int64))
             for piece in pieces:
                 lane.submit(job, piece, 8 * blocks if piece.is_edge else blocks)
             lane.mark().synchronize()

@@ -12,21 +12,27 @@ for block b of n_b tokens, planes ``first_plane`` and following,
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..layout import BlockLayout
+from ..transfer import HostSpans
 from .regions import Int64
 from .rows import SpanTable
 
 SPAN_FIELDS = 6
 """Of one span in ``JobTable.spans``: payload, num_tokens, first, length, slots before it, and tokens
 of whole blocks before it."""
+
+_TEMPLATE = 1024
+"""Rows of full blocks are made by so many."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class CopyLimits:
     part_bytes: int
     batch_bytes: int = 64 << 20
     run_bytes: int = 512 << 10
-    launch_bytes: int = 4 << 20
+    launch_bytes: int = 16 << 20
     edge_bytes: int = 8 << 20
 
 
@@ -81,12 +87,18 @@ class JobTable:
     Attributes:
         spans: int64 ``[spans, SPAN_FIELDS]``.
         device_slots: int64, in the order in which the job gave them; an array, or a tensor on the device.
+        num_tokens: How many they are.
         num_whole: How many of the spans are whole blocks.
+        is_pinned: Whether all of the job's host memory is.
+        may_cross: Whether a block may lie in two chunks of pinned memory.
     """
 
     spans: Int64
     device_slots: Any
+    num_tokens: int
     num_whole: int
+    is_pinned: bool = True
+    may_cross: bool = True
 
     @property
     def slots_at(self) -> int:
@@ -96,7 +108,7 @@ class JobTable:
     @property
     def fault_at(self) -> int:
         """Where the word is that tells of a bad device slot: behind them."""
-        return self.spans.size + len(self.device_slots)
+        return self.spans.size + self.num_tokens
 
     @property
     def num_words(self) -> int:
@@ -104,7 +116,7 @@ class JobTable:
         return self.fault_at + 1
 
     @cached_property
-    def moved(self) -> list[int]:
+    def moved(self) -> Sequence[int]:
         """Per span, the tokens that it and those before it move."""
         if self.num_whole == len(self.spans):
             return self.held
@@ -112,7 +124,7 @@ class JobTable:
         return total
 
     @cached_property
-    def held(self) -> list[int]:
+    def held(self) -> Sequence[int]:
         """Per span, the tokens of the whole blocks up to and with it."""
         total: list[int] = (self.spans[:, 5] + self.spans[:, 1]).tolist()
         return total
@@ -122,7 +134,46 @@ class JobTable:
         return _between(self.moved, first_span, last_span)
 
 
-def job_table(spans: SpanTable, device_slots: Any) -> JobTable:
+@lru_cache(maxsize=8)
+def _full_spans(block_tokens: int, count: int) -> Int64:
+    """The spans of full blocks, without their payloads."""
+    before = np.arange(count, dtype=np.int64) * block_tokens
+    full = np.full(count, block_tokens, dtype=np.int64)
+    return np.stack([0 * full, full, 0 * full, full, before, before], axis=1)
+
+
+def full_table(
+    spans: HostSpans, layout: BlockLayout, device_slots: Any, *, is_pinned: bool
+) -> JobTable | None:
+    """``job_table`` of full blocks in few steps; None where a span is no such block.
+
+    Most jobs are such, and a thread that comes from other work pays for each kind of step, not for
+    the length of the arrays.
+
+    Args:
+        spans: The spans.
+        layout: The blocks' layout.
+        device_slots: As many as the spans have tokens.
+        is_pinned: Whether the spans' pool is.
+    """
+    pool, count, size = spans.pool, len(spans.slots), layout.block_tokens
+    full = array("q", [size]) * count
+    if not count or pool.slot_bytes != layout.slot_bytes or spans.num_tokens != full or spans.last != full:
+        return None
+    slots = np.frombuffer(spans.slots, dtype=np.int64)
+    # A negative number is a huge one: one comparison finds what lies outside on either side.
+    if spans.first != array("q", [0]) * count or np.maximum.reduce(slots.view(np.uint64)) >= pool.capacity:
+        return None
+    table = _full_spans(size, -(-count // _TEMPLATE) * _TEMPLATE)[:count].copy()
+    payload = table[:, 0]
+    np.multiply(slots, pool.slot_bytes, out=payload)
+    payload += pool.region.address + layout.header_bytes
+    job = JobTable(table, device_slots, count * size, count, is_pinned, may_cross=False)
+    job.held = job.moved = range(size, size * (count + 1), size)
+    return job
+
+
+def job_table(spans: SpanTable, device_slots: Any, *, is_pinned: bool = True) -> JobTable:
     """Put whole blocks first, drop empty spans, and count what stands before each."""
     table = np.empty((len(spans), SPAN_FIELDS), dtype=np.int64)
     payload, num_tokens, first, length, before, held = table.T
@@ -136,7 +187,7 @@ def job_table(spans: SpanTable, device_slots: Any) -> JobTable:
         table = table[order]
         num_tokens, held = table[:, 1], table[:, 5]
     np.subtract(num_tokens.cumsum(), num_tokens, out=held)
-    return JobTable(table, device_slots, num_whole)
+    return JobTable(table, device_slots, len(device_slots), num_whole, is_pinned)
 
 
 def plane_runs(layout: BlockLayout, layers: range, most_bytes: int) -> list[tuple[int, int]]:
@@ -205,7 +256,7 @@ def cut(
         can_be_direct: Whether a kernel can reach the host slots (they are pinned).
         ends_small: Whether the last staged piece is a small one (a load's: its kernel comes last).
     """
-    num_tokens = table.moved[-1] if table.moved else 0
+    num_tokens = table.num_tokens
     is_large = num_tokens * layout.token_bytes >= limits.staged_bytes
     groups = layer_groups(layout, num_tokens, limits) if layerwise else [range(layout.num_layers)]
     for layers in groups:
@@ -213,12 +264,16 @@ def cut(
         is_long = not layerwise or 4 * group_bytes >= limits.run_bytes
         staged = len(table.spans) if not can_be_direct else table.num_whole if is_large and is_long else 0
         edges = (layers is groups[0], ends_small and layers is groups[-1])
-        pieces = _staged_pieces(layout, table, layers, limits, staged, edges) if staged else []
-        if staged < len(table.spans):
-            pieces += _direct_pieces(layout, table, layers, limits, staged)
-        yield from pieces[:-1]
-        if pieces:
-            yield pieces[-1]._replace(ends_layer=layers[-1])
+        last: Piece | None = None
+        for piece in chain(
+            _staged_pieces(layout, table, layers, limits, staged, edges) if staged else (),
+            _direct_pieces(layout, table, layers, limits, staged) if staged < len(table.spans) else (),
+        ):
+            if last is not None:
+                yield last
+            last = piece
+        if last is not None:
+            yield last._replace(ends_layer=layers[-1])
 
 
 def _staged_pieces(
@@ -228,36 +283,28 @@ def _staged_pieces(
     limits: CopyLimits,
     count: int,
     edges: tuple[bool, bool],
-) -> list[Piece]:
+) -> Iterator[Piece]:
     """The first ``count`` spans, each piece small enough for a ring part; small at the edges."""
     held = table.held[:count]
     runs = plane_runs(layout, layers, limits.part_bytes // layout.block_tokens)
-    pieces = []
     for number, (first_plane, last_plane) in enumerate(runs):
         group = run_bytes(layout, first_plane, last_plane)
         most_tokens, edge_tokens = limits.part_bytes // group, limits.edge_bytes // group
         starts, ends = edges[0] and number == 0, edges[1] and number == len(runs) - 1
         body = _body(held, edge_tokens, starts=starts, ends=ends)
         for begin, end in ((0, body.start), (body.start, body.stop), (body.stop, count)):
-            pieces += [
-                Piece(first, last, first_plane, last_plane, True, is_edge=first not in body)
-                for first, last in _fill(held, begin, end, most_tokens)
-            ]
-    return pieces
+            for first, last in _fill(held, begin, end, most_tokens):
+                yield Piece(first, last, first_plane, last_plane, True, is_edge=first not in body)
 
 
 def _direct_pieces(
     layout: BlockLayout, table: JobTable, layers: range, limits: CopyLimits, begin: int
-) -> list[Piece]:
+) -> Iterator[Piece]:
     """The spans from ``begin`` on, each piece of about ``batch_bytes``."""
-    pieces = []
     for first_plane, last_plane in plane_runs(layout, layers, layout.token_bytes):
         most_tokens = max(1, limits.batch_bytes // run_bytes(layout, first_plane, last_plane))
-        pieces += [
-            Piece(first, last, first_plane, last_plane, False)
-            for first, last in _fill(table.moved, begin, len(table.spans), most_tokens)
-        ]
-    return pieces
+        for first, last in _fill(table.moved, begin, len(table.spans), most_tokens):
+            yield Piece(first, last, first_plane, last_plane, False)
 
 
 def _between(total: Sequence[int], first: int, last: int) -> int:

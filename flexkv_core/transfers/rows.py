@@ -68,13 +68,14 @@ class TokenRows:
         return self.payload[run] + self.num_tokens[run] * offset + self.token[run] * row_bytes
 
 
-def read_slots(job: CopyJob, num_slots: int) -> Int64:
-    """The job's device slots as an array of its own.
+def read_slots(job: CopyJob, num_slots: int, *, copied: bool = True) -> Int64:
+    """The job's device slots as an array, of its own unless ``copied`` is False.
 
     Raises:
         TransferError: wrong type or number, or out of ``[0, num_slots)``.
     """
     given = job.device_slots
+    slots: Int64
     if isinstance(given, torch.Tensor):
         check_tensor(job)
         slots = given.detach().cpu().numpy()
@@ -82,10 +83,11 @@ def read_slots(job: CopyJob, num_slots: int) -> Int64:
         slots = np.frombuffer(given, dtype=np.int64) if given else np.empty(0, dtype=np.int64)
     else:
         raise _refused(job, f"device slots must be array('q') or an int64 tensor, not {type(given).__name__}")
-    slots = np.array(slots, dtype=np.int64)
+    if copied:
+        slots = np.array(slots, dtype=np.int64)
     if len(slots) != job.num_tokens:
         raise _refused(job, f"{job.num_tokens} tokens in the spans, {len(slots)} device slots")
-    if len(slots) and int(slots.view(np.uint64).max()) >= num_slots:  # a negative one is a huge one
+    if len(slots) and np.maximum.reduce(slots.view(np.uint64)) >= num_slots:  # a negative one is a huge one
         raise _refused(job, f"device slots {slots.min()}..{slots.max()}, the pool has 0..{num_slots - 1}")
     return slots
 

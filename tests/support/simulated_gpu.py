@@ -183,6 +183,14 @@ class SimulatedGpu(Gpu):
     def holds(self, tensor: torch.Tensor) -> bool:
         return self.holds_tensors
 
+    def copy_run(
+        self, stream: SimulatedStream, target: int, source: int, num_bytes: int, *, may_block: bool
+    ) -> None:
+        self._count()
+        self._check_chunks(target, source, num_bytes, is_pinned=False)
+        self.log.append("copy")
+        self.run(stream, lambda: ctypes.memmove(target, source, num_bytes) and None)
+
     def copy(self, stream: SimulatedStream, runs: Int64, *, is_pinned: bool, may_block: bool) -> None:
         self._count()
         assert runs.flags.c_contiguous

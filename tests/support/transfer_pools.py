@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ def take(pool: SlotPool, count: int) -> list[Slot]:
 
 def make_job(
     number: int,
-    spans: list[BlockSpan],
+    spans: Sequence[BlockSpan],
     slots: list[int] | torch.Tensor,
     after: Fence | None = None,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -13,10 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexkv_core.buffers import HostRegion, SlotPool
 from flexkv_core.errors import TransferError
 from flexkv_core.layout import BlockLayout, kv_layout
 from flexkv_core.metrics import Metrics
-from flexkv_core.transfer import BlockSpan, Fence, Ticket
+from flexkv_core.transfer import BlockSpan, Fence, HostSpans, Ticket
 from flexkv_core.transfers.cuda_copy import CudaCopyConfig, CudaTransfer
 from flexkv_core.transfers.gpu import PinError
 from tests.support.simulated_gpu import SimulatedGpu, SimulatedStream
@@ -67,7 +68,7 @@ class Bench:
     def submit(
         self,
         direction: str,
-        spans: list[BlockSpan],
+        spans: Sequence[BlockSpan],
         slots: list[int],
         *,
         layerwise: bool = False,
@@ -79,7 +80,7 @@ class Bench:
         return ticket
 
     def run(
-        self, direction: str, spans: list[BlockSpan], slots: list[int], *, layerwise: bool = False
+        self, direction: str, spans: Sequence[BlockSpan], slots: list[int], *, layerwise: bool = False
     ) -> Ticket:
         ticket = self.submit(direction, spans, slots, layerwise=layerwise)
         assert ticket.wait(DEADLINE_S)
@@ -118,7 +119,7 @@ def config(request: pytest.FixtureRequest) -> CudaCopyConfig:
     return CONFIGS[request.param]
 
 
-def check_host(bench: Bench, spans: list[BlockSpan], slots: list[int], rows: list[np.ndarray]) -> None:
+def check_host(bench: Bench, spans: Sequence[BlockSpan], slots: list[int], rows: list[np.ndarray]) -> None:
     at = 0
     for span in spans:
         run = slots[at : at + span.last - span.first]
@@ -288,6 +289,37 @@ def test_the_engine_is_ordered_behind_a_load_without_waiting(config: CudaCopyCon
     assert seen == {layer: rows[2 * layer][:32].tobytes() for layer in range(3)}
     assert ticket.order_behind()
     del spans, ticket
+    bench.close()
+
+
+@pytest.mark.parametrize("wider", [0, 4096], ids=["slots of the layout", "wider slots across chunks"])
+@pytest.mark.parametrize("sizes", [[4] * 9, [4, 4, 3, 4, 1]], ids=["full", "partly filled"])
+def test_spans_may_be_columns(config: CudaCopyConfig, sizes: list[int], wider: int) -> None:
+    layout = LAYOUTS["latent"]
+    bench = Bench(layout, config, blocks=1)
+    region = HostRegion(10 * (layout.slot_bytes + wider))
+    pool = SlotPool(region, layout.slot_bytes + wider)
+    bench.transfer.register(region)
+    count = len(sizes)
+    spans = HostSpans(pool, [9, 1, 8, 2, 7, 3, 6, 4, 5][:count], sizes, [0] * count, sizes)
+    slots = random.Random(SEED).sample(range(NUM_SLOTS), sum(sizes))
+    rows = snapshot(bench.planes)
+    bench.run("store", spans, slots)
+    check_host(bench, spans, slots, rows)
+    for tensor in bench.planes.planes:
+        tensor.zero_()
+    bench.run("load", spans, slots, layerwise=wider > 0)
+    for tensor, before in zip(bench.planes.planes, rows, strict=True):
+        wanted = np.zeros_like(before)
+        wanted[slots] = before[slots]
+        np.testing.assert_array_equal(tensor.numpy(), wanted)
+    for at in (-(1 << 40), 1 << 40):
+        bad = HostSpans(pool, [at], [4], [0], [4])
+        with pytest.raises(TransferError, match="no registered region"):
+            bench.submit("load", bad, list(range(4)))
+    bench.gpu.drain(bench.forward)
+    del spans, bad, pool
+    region.close()
     bench.close()
 
 
@@ -476,7 +508,7 @@ def test_a_region_that_cannot_be_pinned_is_rolled_back_and_refused(unpinnable: S
     transfer = CudaTransfer(
         make_planes(layout, 9, 1), streams=lambda: [stream], config=config, gpu=unpinnable
     )
-    region, _ = make_pool(layout, 2)
+    region, _ = make_pool(layout, 3)
     with pytest.raises(PinError, match="cannot be locked") as caught:
         transfer.register(region)
     assert caught.value.status == 2
@@ -517,7 +549,7 @@ def test_pinned_memory_is_measured_and_unpinned_when_the_region_closes() -> None
     bench = Bench(LAYOUTS["kv"], CONFIGS["staged"])
     assert bench.metrics.snapshot()["host_pinned"] == 1
     assert sorted(bench.gpu.pinned) == list(
-        range(bench.region.address, bench.region.address + bench.region.num_bytes, 3 * 4096)
+        range(bench.region.address, bench.region.address + bench.region.num_bytes, bench.layout.slot_bytes)
     )
     del bench.pool
     region = bench.region

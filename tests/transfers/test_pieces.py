@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flexkv_core.buffers import HostRegion, SlotPool
 from flexkv_core.layout import BlockLayout, PartLayout, Plane, kv_layout
+from flexkv_core.transfer import CopyJob, HostSpans, PassedFence
 from flexkv_core.transfers.lane import plane_rows, word_size
 from flexkv_core.transfers.measure import choose
 from flexkv_core.transfers.pieces import (
     CopyLimits,
     cut,
     engine_copies,
+    full_table,
     job_table,
     layer_groups,
     plane_runs,
@@ -21,7 +26,7 @@ from flexkv_core.transfers.pieces import (
     split_at,
 )
 from flexkv_core.transfers.pinning import chunk_starts
-from flexkv_core.transfers.rows import SpanTable
+from flexkv_core.transfers.rows import SpanTable, read_spans
 
 QWEN = kv_layout(num_layers=36, row_bytes=2048, block_tokens=64)
 
@@ -30,7 +35,7 @@ def test_layers_come_in_small_groups_at_both_ends() -> None:
     limits = CopyLimits(staged_bytes=0, part_bytes=32 << 20)
     sizes = [len(group) for group in layer_groups(QWEN, 16_384, limits)]
     assert sizes == [1, *[2] * 16, 1, 1, 1]
-    assert [len(group) for group in layer_groups(QWEN, 64, limits)][0] == 16
+    assert [len(group) for group in layer_groups(QWEN, 512, limits)] == [8, 8, 8, 8, 4]
 
 
 @given(layers=st.integers(1, 80), row=st.integers(1, 4096), tokens=st.integers(0, 40_000))
@@ -107,6 +112,34 @@ def test_each_row_is_in_one_piece(
             assert (seen[:, ready] == 1).all()
     assert (seen == 1).all()
     assert sorted(table.spans[:, 0].tolist()) == spans.payload[spans.last > spans.first].tolist()
+
+
+@given(
+    slots=st.lists(st.integers(-1, 6), max_size=9),
+    tokens=st.sampled_from([4, 3]),
+    first=st.sampled_from([0, 1]),
+    wider=st.sampled_from([0, 4096]),
+)
+def test_full_blocks_are_read_in_few_steps(slots: list[int], tokens: int, first: int, wider: int) -> None:
+    layout = kv_layout(num_layers=1, row_bytes=8, block_tokens=4)
+    region = HostRegion(6 * (layout.slot_bytes + wider))
+    pool = SlotPool(region, layout.slot_bytes + wider)
+    count = len(slots)
+    spans = HostSpans(pool, slots, [tokens] * count, [first] * count, [tokens] * count)
+    found = full_table(spans, layout, None, is_pinned=True)
+    is_full = bool(slots) and tokens == 4 and not first and not wider
+    if not (is_full and min(slots) >= 0 and max(slots) < 6):
+        assert found is None
+    else:
+        job = CopyJob(1, spans, array("q", range(4 * count)), PassedFence())
+        wanted = job_table(read_spans(job, layout), np.arange(4 * count))
+        assert found is not None
+        np.testing.assert_array_equal(found.spans, wanted.spans)
+        assert list(found.moved) == list(found.held) == wanted.held == wanted.moved
+        assert (found.num_tokens, found.num_whole) == (4 * count, count)
+        assert not found.may_cross
+    del spans, pool
+    region.close()
 
 
 @pytest.mark.parametrize(
