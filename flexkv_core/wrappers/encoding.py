@@ -28,7 +28,6 @@ from ..layout import PAGE_BYTES, BlockLayout
 from ..models import CodecConfig, EncryptConfig, read_key
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from zstandard import ZstdCompressor, ZstdDecompressor
 
 MAGIC = b"FLEXKVC\x01"
@@ -36,6 +35,10 @@ VERSION = 1
 _HEAD = struct.Struct("<8sHHIIQQ16s12s12s")
 _TAG_BYTES = 16
 _NONCE_BYTES = 12
+_PIECE_BYTES = 256 << 10
+"""So much is encrypted at once: a tenth of a millisecond, in which no other thread runs Python."""
+_SLACK_BYTES = 15
+"""``update_into`` wants room for a block more, less one byte, and does not use it here."""
 _FRONT_SHRUNK, _REST_SHRUNK, _ENCRYPTED = 1, 2, 4
 _KNOWN_FLAGS = _FRONT_SHRUNK | _REST_SHRUNK | _ENCRYPTED
 _FRONT, _REST = b"\x00", b"\x01"
@@ -142,10 +145,10 @@ class Encoding:
             nonces[_NONCE_BYTES:],
         )
         middle = _HEAD.size + stored_front
-        into[: _HEAD.size] = fixed
-        into[_HEAD.size : middle] = self._seal(key_id, nonces[:_NONCE_BYTES], front, fixed + key + _FRONT)
         stop = middle + stored_rest
-        into[middle:stop] = self._seal(key_id, nonces[_NONCE_BYTES:], rest, fixed + key + _REST)
+        into[: _HEAD.size] = fixed
+        self._seal(nonces[:_NONCE_BYTES], front, fixed + key + _FRONT, into[_HEAD.size : middle])
+        self._seal(nonces[_NONCE_BYTES:], rest, fixed + key + _REST, into[middle:stop])
         return stop
 
     def decode(self, key: BlockKey, stored: memoryview, into: memoryview) -> int:
@@ -205,36 +208,31 @@ class Encoding:
                 return Part(shrunk, is_shrunk=True)
         return Part(data, is_shrunk=False)
 
-    def _seal(self, key_id: bytes, nonce: bytes, part: Part, bound: bytes) -> bytes | memoryview:
+    def _seal(self, nonce: bytes, part: Part, bound: bytes, into: memoryview) -> None:
         if self._ciphers is None:
-            return part.data
-        return self._ciphers.of(key_id).encrypt(nonce, part.data, bound)
+            into[:] = part.data
+        else:
+            self._ciphers.encrypt(nonce, memoryview(part.data), bound, into)
 
     def _open(self, key: BlockKey, head: _Head, part: bytes, stored: memoryview, into: memoryview) -> None:
-        data: bytes | memoryview = stored
-        if head.flags & _ENCRYPTED:
-            nonce = head.front_nonce if part is _FRONT else head.rest_nonce
-            data = self._decrypt(head.key_id, nonce, stored, _HEAD.pack(*head) + key + part)
-        if not head.flags & (_FRONT_SHRUNK if part is _FRONT else _REST_SHRUNK):
-            if len(data) != len(into):
-                raise UndecodableError("damaged", "impossible length")
-            into[:] = data
-        elif self._zstd is None:
-            raise UndecodableError("schema", "is compressed, and the tier has no compress: zstd")
-        else:
-            self._zstd.expand(data, into)
-
-    def _decrypt(self, key_id: bytes, nonce: bytes, stored: memoryview, bound: bytes) -> bytes:
-        from cryptography.exceptions import InvalidTag  # an extra: only where a key is configured
-
-        if self._ciphers is None:
-            raise UndecodableError("unknown_key", "is encrypted, and the tier has no key")
-        if len(stored) < _TAG_BYTES:
+        is_encrypted = bool(head.flags & _ENCRYPTED)
+        is_shrunk = bool(head.flags & (_FRONT_SHRUNK if part is _FRONT else _REST_SHRUNK))
+        length = len(stored) - (_TAG_BYTES if is_encrypted else 0)
+        if length < 0 or (not is_shrunk and length != len(into)):
             raise UndecodableError("damaged", "impossible length")
-        try:
-            return self._ciphers.of(key_id).decrypt(nonce, stored, bound)
-        except InvalidTag:
-            raise UndecodableError("damaged", "tampered with, or encrypted with another key") from None
+        if is_shrunk and self._zstd is None:
+            raise UndecodableError("schema", "is compressed, and the tier has no compress: zstd")
+        data = stored
+        if is_encrypted:
+            if self._ciphers is None:
+                raise UndecodableError("unknown_key", "is encrypted, and the tier has no key")
+            nonce = head.front_nonce if part is _FRONT else head.rest_nonce
+            data = memoryview(bytearray(length)) if is_shrunk else into
+            self._ciphers.decrypt(head.key_id, nonce, stored, _HEAD.pack(*head) + key + part, data)
+        if is_shrunk and self._zstd is not None:
+            self._zstd.expand(data, into)
+        elif not is_encrypted:
+            into[:] = data
 
 
 class _Zstd:
@@ -272,28 +270,52 @@ class _Zstd:
 
 
 class _Ciphers:
-    """One cipher for each key that is known."""
+    """AES-256-GCM with each key that is known, piece by piece: the interpreter is never held for long."""
 
     def __init__(self, config: EncryptConfig) -> None:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+        self._invalid_tag = InvalidTag
+        self._cipher, self._gcm = Cipher, modes.GCM
         self.key_id = _padded(config.key_id)
         keys = {config.key_id: config.key, **config.old_keys}
-        self._ciphers: dict[bytes, AESGCM] = {
-            _padded(name): AESGCM(read_key(secret)) for name, secret in keys.items()
-        }
+        self._keys = {_padded(name): algorithms.AES(read_key(secret)) for name, secret in keys.items()}
 
-    def of(self, key_id: bytes) -> AESGCM:
-        """The cipher of a key.
+    def encrypt(self, nonce: bytes, data: memoryview, bound: bytes, into: memoryview) -> None:
+        """Fill ``into`` with the encrypted ``data`` and its tag."""
+        context = self._cipher(self._keys[self.key_id], self._gcm(nonce)).encryptor()
+        context.authenticate_additional_data(bound)
+        for start in range(0, len(data), _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
+            context.update_into(piece, into[start : start + len(piece) + _SLACK_BYTES])
+        context.finalize()
+        into[len(data) :] = context.tag
+
+    def decrypt(
+        self, key_id: bytes, nonce: bytes, stored: memoryview, bound: bytes, into: memoryview
+    ) -> None:
+        """Fill ``into`` with what was encrypted; it counts only if nothing is raised.
 
         Raises:
-            UndecodableError: there is no such key here.
+            UndecodableError: there is no such key, or it is not what was encrypted with it.
         """
-        found = self._ciphers.get(key_id)
-        if found is None:
+        if key_id not in self._keys:
             name = key_id.rstrip(b"\0").decode("ascii", "replace")
             raise UndecodableError("unknown_key", f"is encrypted with key {name!r}, which is not configured")
-        return found
+        data, tag = stored[:-_TAG_BYTES], bytes(stored[-_TAG_BYTES:])
+        context = self._cipher(self._keys[key_id], self._gcm(nonce, tag)).decryptor()
+        context.authenticate_additional_data(bound)
+        for start in range(0, len(data), _PIECE_BYTES):
+            piece = data[start : start + _PIECE_BYTES]
+            if start + len(piece) + _SLACK_BYTES <= len(into):
+                context.update_into(piece, into[start : start + len(piece) + _SLACK_BYTES])
+            else:
+                into[start : start + len(piece)] = context.update(piece)
+        try:
+            context.finalize()
+        except self._invalid_tag:
+            raise UndecodableError("damaged", "tampered with, or encrypted with another key") from None
 
 
 def _padded(key_id: str) -> bytes:
