@@ -61,12 +61,15 @@ def main():
     out["flush"] = [call(Scheduler.flush_cache, scheduler), events[:]]
     events.clear()
 
-    manager = SimpleNamespace(flush_cache=lambda **_: Scheduler.flush_cache(scheduler))
+    settled = []
+    cache.on_weights_settled = lambda call, flush, is_ok: settled.append([call, is_ok])
+    manager = SimpleNamespace(scheduler=scheduler, flush_cache=lambda **_: Scheduler.flush_cache(scheduler))
     manager._observe_weight_load = lambda _: (_ for _ in ()).throw(RuntimeError)
     for name in scheduler_hooks.WEIGHT_CALLS:
         if hasattr(SchedulerWeightUpdaterManager, name):
             call(getattr(SchedulerWeightUpdaterManager, name), manager, SimpleNamespace())
     out["weights"] = events[:]
+    out["told to end"] = settled
     out["weights settled"] = not scheduler_hooks._watched.weights_are_changing
     events.clear()
     for tags in (None, ["kv_cache"], ["weights"], ["cuda_graph"]):
@@ -78,6 +81,20 @@ def main():
         mode = SimpleNamespace(is_extend=lambda is_extend=is_extend: is_extend)
         call(Scheduler.run_batch, scheduler, SimpleNamespace(forward_mode=mode, extend_num_tokens=7))
     out["passes"] = [event for event in events if event.startswith("pass of")]
+
+    loaded = []
+    cache.on_adapter_loaded = loaded.append
+    answer = SimpleNamespace(success=True)
+    scheduler.tp_worker = SimpleNamespace(
+        load_lora_adapter=lambda _: answer, load_lora_adapter_from_tensors=lambda _: answer
+    )
+    scheduler.kv_event_lora_names = SimpleNamespace(register=lambda **_: None)
+    for success in (True, False):
+        answer.success = success
+        for name in scheduler_hooks.ADAPTER_CALLS:
+            request = SimpleNamespace(lora_id=name, lora_name="a")
+            call(getattr(Scheduler, name), scheduler, request)
+    out["adapters"] = loaded
 
     cache.calls.clear()
     tick = getattr(Scheduler, world.seam.tick.rpartition(".")[2])

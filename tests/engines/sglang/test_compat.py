@@ -357,6 +357,10 @@ def test_hooks_on_the_real_scheduler(version: str) -> None:
     assert out["flush"][1][:3] == ["idle?", "may flush", "idle?"]
     assert out["weights"][:4] == [f"update_weights_from_{name}" for name in calls]
     assert out["weights settled"]
+    names = [name for name, _ in out["told to end"]]
+    assert names[:4] == [f"update_weights_from_{name}" for name in calls]
+    assert not any(is_ok for _, is_ok in out["told to end"]), "every one of them has failed here"
+    assert out["adapters"] == ["load_lora_adapter", "load_lora_adapter_from_tensors"]
     assert out["sleep"] == ["sleep", "release_memory_occupation", "sleep", "release_memory_occupation"]
     assert out["tick"] == [["tick"]]
     assert out["admission"] == ["OTHER", [0, 0, 0], "CONTINUE", [1, 0, 10]]
