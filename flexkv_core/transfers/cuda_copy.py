@@ -16,6 +16,7 @@ replaced, never changed.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -42,6 +43,12 @@ from .way import NEVER, Way
 from .worker import QueuedTransfer
 
 _log = logging.getLogger(__name__)
+
+_PAUSE_S = 0.0001
+"""A worker that goes on at once takes the interpreter's lock again before the engine's thread has woken
+up to take it, which then waits for 5 ms.  A long piece keeps the link busy for much longer than that."""
+
+_LONG_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -271,6 +278,10 @@ class CudaTransfer(QueuedTransfer):
 
     def _may_begin(self, copy: Copy) -> bool:
         return isinstance(copy.ticket.job.after, CudaFence) or super()._may_begin(copy)
+
+    def _pause(self, copy: Copy) -> None:
+        if self._ways[copy.is_load].lane.last_bytes >= _LONG_BYTES:
+            time.sleep(_PAUSE_S)
 
     def _settle(self, copy: Copy) -> None:
         _drain(self._ways[copy.is_load].lane)

@@ -119,6 +119,8 @@ class Lane:
         self._full = gpu.event()
         self._tables = deque(gpu.table(_KEPT_WORDS, self.kernels) for _ in range(_KEPT_TABLES))
         self._widest = max(plane.row_bytes for plane in layout.planes)
+        self.last_bytes = 0
+        """Of the last piece, if it was staged."""
         self._submitted = 0
         self._finished = 0
         self._engine_is_behind = True
@@ -162,6 +164,7 @@ class Lane:
         may_block = not self.is_shallow
         job.num_pieces += 1
         self._submitted += 1
+        self.last_bytes = 0
         if not piece.is_staged:
             self._move(job, piece, blocks, 0, may_block=may_block)
             self._engine_is_behind = False
@@ -169,7 +172,8 @@ class Lane:
         group = run_bytes(self._layout, piece.first_plane, piece.last_plane)
         held = job.table.held
         size = held[piece.last_span - 1] - (held[piece.first_span - 1] if piece.first_span else 0)
-        at, behind = self._ring.place(size * group)
+        self.last_bytes = size * group
+        at, behind = self._ring.place(self.last_bytes)
         place = self._memory.data_ptr() + at
         if self._is_load:
             self._wait(self.engine, behind)

@@ -106,6 +106,9 @@ class QueuedTransfer(Transfer):
         """Whether the calling thread may begin this copy: it has room and need wait for nothing."""
         return False
 
+    def _pause(self, copy: Copy) -> None:
+        """Between a copy's pieces, on its worker: a place to let others run."""
+
     def _settle(self, copy: Copy) -> None:
         """After a failure: return when nothing of this copy moves any more."""
 
@@ -121,8 +124,11 @@ class QueuedTransfer(Transfer):
         ready = next((copy for copy in heads if copy.has_begun or self._may_begin(copy)), None)
         if ready is None:
             heads[0].ticket.job.after.wait(_FENCE_POLL_S)
-        elif self._queue.begin(ready) and not self._advance(ready):
-            self._queue.remove(ready)
+        elif self._queue.begin(ready):
+            if self._advance(ready):
+                self._pause(ready)
+            else:
+                self._queue.remove(ready)
         return True
 
     def _advance(self, copy: Copy) -> bool:
