@@ -2,6 +2,10 @@
 
 So a server that sends one byte a second is as bounded as one that sends none.
 
+A plain socket is blocking, with the kernel's own time-outs: a whole body is one system call, and its
+thread asks for the interpreter lock once.  With Python's time-outs each piece that has come would
+be two calls.  A TLS socket keeps those.
+
 Threads: a connection belongs to one thread at a time.
 """
 
@@ -13,6 +17,7 @@ import math
 import select
 import socket
 import ssl
+import struct
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -59,25 +64,46 @@ class TimedSocket:
         self._num_readers = 0
         self._is_closing = False
         self.deadline = math.inf
+        self._is_plain = not isinstance(sock, ssl.SSLSocket)
+        self._limits = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}
+        if self._is_plain:
+            sock.settimeout(None)
 
-    def _arm(self) -> None:
+    def _arm(self, direction: int) -> None:
         left = self.deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the request took too long")
-        self._sock.settimeout(min(left, self._silence_s))
+        limit = min(left, self._silence_s)
+        if not self._is_plain:
+            self._sock.settimeout(limit)
+        elif limit != self._limits[direction]:
+            seconds, micros = divmod(math.ceil(limit * 1e6), 1_000_000)
+            self._sock.setsockopt(socket.SOL_SOCKET, direction, struct.pack("@ll", seconds, micros))
+            self._limits[direction] = limit
 
     def recv_into(self, buffer: Any) -> int:
-        """Receive what is there, at least one byte; 0 at the end."""
-        self._arm()
-        return self._sock.recv_into(buffer)
+        """Receive at least one byte; 0 at the end.
+
+        A buffer that is longer than a reader's own is one for a body, which fits it: then all of it,
+        or what comes until the socket's silence or the request's time ends.
+        """
+        self._arm(socket.SO_RCVTIMEO)
+        is_body = self._is_plain and len(buffer) > io.DEFAULT_BUFFER_SIZE
+        try:
+            return self._sock.recv_into(buffer, len(buffer), socket.MSG_WAITALL if is_body else 0)
+        except BlockingIOError as exc:
+            raise TimeoutError("timed out") from exc
 
     def sendall(self, data: Any) -> None:
         """Send all of ``data`` (anything with the buffer protocol) without copying it."""
         with memoryview(data) as whole, whole.cast("B") as view:
             sent = 0
             while sent < len(view):
-                self._arm()
-                sent += self._sock.send(view[sent:])
+                self._arm(socket.SO_SNDTIMEO)
+                try:
+                    sent += self._sock.send(view[sent:])
+                except BlockingIOError as exc:
+                    raise TimeoutError("timed out") from exc
 
     def makefile(self, *_mode: str) -> io.BufferedReader:
         """A buffered reader; large reads bypass its buffer."""
