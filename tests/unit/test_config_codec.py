@@ -49,7 +49,9 @@ def test_a_bad_key_is_found_and_not_quoted(tmp_path):
         (line,) = findings(write(tmp_path, tree))
         assert "must be 32 random bytes" in line
         assert bad not in line
-    assert any("the environment has no NONE" in line for line in findings(write(tmp_path, codec(key="${NONE}"))))
+    assert any(
+        "the environment has no NONE" in line for line in findings(write(tmp_path, codec(key="${NONE}")))
+    )
 
 
 @pytest.mark.parametrize(
