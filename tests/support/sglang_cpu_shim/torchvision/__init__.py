@@ -24,6 +24,9 @@ if _torch.version.cuda is None:
         if not hasattr(_torch.ops.torchvision, _name):
             _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
+if _os.environ.get("FLEXKV_TEST_UNPINNED"):
+    import flexkv_unpinned as _unpinned  # noqa: F401 - it works by being imported
+
 __path__ = list(_spec.submodule_search_locations)
 __file__ = _spec.origin
 with open(__file__, encoding="utf-8") as _source:
