@@ -46,8 +46,8 @@ class CopyLimits:
         run_bytes: In layerwise loads, layers are grouped until a block's run has so many bytes:
             shorter runs do not fill the link.
         launch_bytes: ... and until a launch moves so many.
-        edge_bytes: About so much goes first, and last: the link idles while the first rows are
-            gathered, and the copy is not over before the last rows are in their pages.
+        edge_bytes: About so much goes first in a store, and last in a load: the link idles while the
+            first rows are gathered, and a load is not over before the last rows are in their pages.
     """
 
     staged_bytes: int
@@ -67,7 +67,7 @@ class Piece(NamedTuple):
         first_plane: First plane, in the layout's order.
         last_plane: One behind the last.
         is_staged: Through the ring, or directly.
-        is_edge: Whether it is the first or the last of a job, whose kernel nothing hides.
+        is_edge: Whether its kernel must be quick: nothing, or only the copy of a small piece, hides it.
         ends_layer: The layer up to which all is in place after this piece; -1 for none.
     """
 
@@ -254,7 +254,8 @@ def cut(
         limits: Sizes.
         layerwise: Layers one after another, instead of blocks.
         can_be_direct: Whether a kernel can reach the host slots (they are pinned).
-        ends_small: Whether the last staged piece is a small one (a load's: its kernel comes last).
+        ends_small: Whether the last staged piece is the small one (a load's: its kernel comes last),
+            or the first (a store's: its kernel comes first).
     """
     num_tokens = table.num_tokens
     is_large = num_tokens * layout.token_bytes >= limits.staged_bytes
@@ -263,7 +264,7 @@ def cut(
         group_bytes = len(layers) * layout.block_bytes // layout.num_layers
         is_long = not layerwise or 4 * group_bytes >= limits.run_bytes
         staged = len(table.spans) if not can_be_direct else table.num_whole if is_large and is_long else 0
-        edges = (layers is groups[0], ends_small and layers is groups[-1])
+        edges = (not ends_small and layers is groups[0], ends_small and layers is groups[-1])
         last: Piece | None = None
         for piece in chain(
             _staged_pieces(layout, table, layers, limits, staged, edges) if staged else (),
@@ -291,10 +292,13 @@ def _staged_pieces(
         group = run_bytes(layout, first_plane, last_plane)
         most_tokens, edge_tokens = limits.part_bytes // group, limits.edge_bytes // group
         starts, ends = edges[0] and number == 0, edges[1] and number == len(runs) - 1
-        body = _body(held, edge_tokens, starts=starts, ends=ends)
-        for begin, end in ((0, body.start), (body.start, body.stop), (body.stop, count)):
-            for first, last in _fill(held, begin, end, most_tokens):
-                yield Piece(first, last, first_plane, last_plane, True, is_edge=first not in body)
+        head, tail = _edges(held, edge_tokens, starts=starts, ends=ends)
+        at = 0
+        for stop in (head, tail, count):
+            for first, last in _fill(held, at, min(stop, count), most_tokens):
+                is_edge = first <= head or last >= tail
+                yield Piece(first, last, first_plane, last_plane, True, is_edge)
+            at = max(at, stop)
 
 
 def _direct_pieces(
@@ -312,14 +316,17 @@ def _between(total: Sequence[int], first: int, last: int) -> int:
     return total[last - 1] - (total[first - 1] if first else 0) if last > first else 0
 
 
-def _body(total: Sequence[int], edge: int, *, starts: bool, ends: bool) -> range:
-    """The items that are left when those at the edges are taken away: about ``edge`` each, at least one."""
+def _edges(total: Sequence[int], edge: int, *, starts: bool, ends: bool) -> tuple[int, int]:
+    """Where the small piece at the beginning ends, and where that at the end begins, of one item at least.
+
+    Where there is none, -1 and one more than there are items.
+    """
     count = len(total)
-    first = min(count, max(1, bisect_right(total, edge))) if starts else 0
-    last = count
-    if ends and first < count:
-        last = max(first, min(count - 1, bisect_left(total, total[-1] - edge) + 1))
-    return range(first, last)
+    head = max(1, bisect_right(total, edge)) if starts else -1
+    if not ends:
+        return head, count + 1
+    tail = bisect_left(total, total[-1] - edge) + 1 if total[-1] > edge else 0
+    return head, min(tail, count - 1)
 
 
 def _fill(total: Sequence[int], first: int, end: int, most: int) -> Iterator[tuple[int, int]]:

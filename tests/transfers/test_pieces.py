@@ -145,14 +145,16 @@ def test_full_blocks_are_read_in_few_steps(slots: list[int], tokens: int, first:
 @pytest.mark.parametrize(
     ("count", "ends_small", "wanted"),
     [
-        (8, True, [1, 6, 1]),
+        (8, True, [7, 1]),
         (8, False, [1, 7]),
-        (64, True, [1, 7, 7, 7, 7, 7, 7, 7, 7, 6, 1]),
+        (64, True, [7, 7, 7, 7, 7, 7, 7, 7, 7, 1]),
+        (64, False, [1, 7, 7, 7, 7, 7, 7, 7, 7, 7]),
         (2, True, [1, 1]),
         (1, True, [1]),
+        (1, False, [1]),
     ],
 )
-def test_copies_begin_with_a_small_piece_and_loads_end_with_one(
+def test_stores_begin_with_a_small_piece_and_loads_end_with_one(
     count: int, ends_small: bool, wanted: list[int]
 ) -> None:
     full = np.full(count, 64)
@@ -160,7 +162,7 @@ def test_copies_begin_with_a_small_piece_and_loads_end_with_one(
     limits = CopyLimits(0, 64 << 20)
     pieces = list(cut(QWEN, table, limits, layerwise=False, can_be_direct=True, ends_small=ends_small))
     assert [piece.last_span - piece.first_span for piece in pieces] == wanted
-    edges = {0, len(pieces) - 1} if ends_small else {0}
+    edges = {len(pieces) - 2, len(pieces) - 1} if ends_small else {0, 1}
     assert [piece.is_edge for piece in pieces] == [at in edges for at in range(len(pieces))]
 
 
