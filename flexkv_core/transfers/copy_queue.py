@@ -27,8 +27,23 @@ class Copy:
     arrives during a long store does not wait for its end.
     """
 
-    def __init__(self, ticket: Ticket, steps: Iterator[None], *, is_load: bool) -> None:
-        """A copy whose work is done by advancing ``steps``."""
+    def __init__(
+        self,
+        ticket: Ticket,
+        steps: Iterator[None],
+        *,
+        is_load: bool,
+        settle: Callable[[], None] | None = None,
+    ) -> None:
+        """A copy whose work is done by advancing ``steps``.
+
+        Args:
+            ticket: Its ticket.
+            steps: Its work.
+            is_load: Its direction.
+            settle: What must be done before it may wait: reading what is the caller's, say.
+        """
+        self.settle = settle
         self.ticket = ticket
         self.is_load = is_load
         self.has_begun = False
@@ -62,11 +77,11 @@ class CopyQueue:
 
         Args:
             copy: The copy.
-            take: Whether the calling thread would like to begin it itself.
+            take: Queue it only if no other copy of this direction is queued; the calling thread
+                then advances it, and calls ``give_back`` or ``remove``.
 
         Returns:
-            Whether it may: no other copy of this direction is queued.  It advances the copy and
-            then calls ``give_back`` or ``remove``.
+            Whether it is queued.
 
         Raises:
             TransferError: closed.
@@ -74,11 +89,13 @@ class CopyQueue:
         with self._changed:
             self.check_open(copy.ticket.job)
             queue = self._queue_of(copy)
-            copy.is_taken = copy.has_begun = take and not queue
+            if take and queue:
+                return False
+            copy.is_taken = copy.has_begun = take
             queue.append(copy)
-            if not copy.is_taken:
+            if not take:
                 self._changed.notify_all()
-            return copy.is_taken
+            return True
 
     def give_back(self, copy: Copy) -> None:
         """Leave the rest of a taken copy to the worker."""

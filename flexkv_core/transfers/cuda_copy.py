@@ -225,15 +225,18 @@ class CudaTransfer(QueuedTransfer):
     def _prepare(self, job: CopyJob, *, is_load: bool) -> Copy:
         slots, are_on_device = self._slots_of(job)
         table = self._full_table(job, slots) or self._table_of(job, slots)
-        fences: list[Event] = list(job.after.events) if isinstance(job.after, CudaFence) else []
-        if is_load or are_on_device:
-            fences += CudaFence(self._gpu, self._streams()).events
+        way = self._ways[is_load]
         sizes = (table.num_tokens * self.layout.token_bytes, self.layout.num_layers)
         ticket = CudaTicket(job, sizes, self._gpu, self._streams, self.config.submit_wait_s)
-        way = self._ways[is_load]
+        fences = partial(self._fences, job.after, and_now=is_load or are_on_device)
         known = way.lane.begin(table, self._table, fences, self._bounds)
-        table.device_slots = None  # the caller's; they have been read
-        return Copy(ticket, way.steps(ticket, known), is_load=is_load)
+        settle = partial(way.lane.read, known)
+        return Copy(ticket, way.steps(ticket, known), is_load=is_load, settle=settle)
+
+    def _fences(self, after: Fence, *, and_now: bool) -> list[Event]:
+        """What a job waits for on the device; ``and_now``: moreover all that the engine has queued."""
+        fences: list[Event] = list(after.events) if isinstance(after, CudaFence) else []
+        return fences + CudaFence(self._gpu, self._streams()).events if and_now else fences
 
     def _full_table(self, job: CopyJob, slots: Any) -> JobTable | None:
         """The usual job, full blocks in slots of one pool, by the shortest way; None for any other."""

@@ -18,7 +18,7 @@ is for any.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -84,19 +84,21 @@ class DeviceJob:
     Attributes:
         table: The job.
         planes: Between whose pages.
-        fences: What its first kernel waits for.
+        fences: Gives what its first kernel waits for.
         bounds: Where chunks of pinned memory begin; None if no block crosses one.
+        waits: What ``fences`` gave, once the job is read.
         slots: Device slots in a tensor on the device.
-        on_device: Its packed table, to the job's end.
+        on_device: Its packed table, from then to the job's end.
         is_open: Whether that has been sent.
         num_pieces: Pieces submitted.
     """
 
     table: JobTable
     planes: PlaneTable
-    fences: Sequence[Event]
+    fences: Callable[[], Sequence[Event]]
     bounds: Int64 | None
-    slots: torch.Tensor | None
+    waits: Sequence[Event] = ()
+    slots: torch.Tensor | None = None
     on_device: Table | None = None
     is_open: bool = False
     num_pieces: int = 0
@@ -110,7 +112,7 @@ class Lane:
         part_bytes, num_parts = ring
         self._gpu = gpu
         self._layout = layout
-        self._is_load = is_load
+        self.is_load = is_load
         self.kernels = gpu.stream()
         self.engine = gpu.stream()
         self.part_bytes = part_bytes
@@ -134,19 +136,25 @@ class Lane:
         """Whether so little is under way that submitting more cannot block."""
         return self._submitted - self._finished < _DEEP
 
-    def begin(self, table: JobTable, planes: PlaneTable, fences: Sequence[Event], bounds: Int64) -> DeviceJob:
-        """Prepare a job; nothing is queued yet, and the job's arrays have been read.  Any thread.
+    def begin(
+        self, table: JobTable, planes: PlaneTable, fences: Callable[[], Sequence[Event]], bounds: Int64
+    ) -> DeviceJob:
+        """Make a job.  It is read by its first kernel, or by ``read`` before it has to wait.  Any thread.
 
         Args:
             table: The job.
             planes: The pool.
-            fences: What the first kernel waits for.
+            fences: Gives what the first kernel waits for.
             bounds: Where chunks of pinned memory begin, ascending.
         """
         may_cross = table.may_cross and len(bounds) > 1 and _crosses(self._layout, table, bounds)
-        slots = table.device_slots
-        is_tensor = isinstance(slots, torch.Tensor)
-        job = DeviceJob(table, planes, fences, bounds if may_cross else None, slots if is_tensor else None)
+        return DeviceJob(table, planes, fences, bounds if may_cross else None)
+
+    def read(self, job: DeviceJob) -> None:
+        """Take the job's fences and arrays over from the caller.  Any thread, once."""
+        table = job.table
+        job.waits = job.fences()
+        slots, table.device_slots = table.device_slots, None
         if table.num_words <= _KEPT_WORDS:
             with suppress(IndexError):
                 job.on_device = self._tables.popleft()
@@ -154,10 +162,11 @@ class Lane:
             job.on_device = self._gpu.table(max(table.num_words, _KEPT_WORDS), self.kernels)
         host, start = job.on_device.host, table.slots_at
         host[:start] = table.spans.reshape(-1)
-        if not is_tensor:
+        if isinstance(slots, torch.Tensor):
+            job.slots = slots
+        else:
             host[start : table.fault_at] = slots
         host[table.fault_at] = 0
-        return job
 
     def submit(self, job: DeviceJob, piece: Piece, blocks: int) -> None:
         """Queue one piece, with so many thread blocks for its kernel."""
@@ -175,7 +184,7 @@ class Lane:
         self.last_bytes = size * group
         at, behind = self._ring.place(self.last_bytes)
         place = self._memory.data_ptr() + at
-        if self._is_load:
+        if self.is_load:
             self._wait(self.engine, behind)
             self._copy(job, piece, place, may_block=may_block)
             self._full.record(self.engine)
@@ -194,7 +203,7 @@ class Lane:
     def mark(self) -> Event:
         """An event behind all that was submitted."""
         event = self._gpu.event()
-        if self._is_load:
+        if self.is_load:
             # The kernel consumes what the engine brings: its stream is behind the engine's.
             event.record(self.kernels)
             return event
@@ -237,30 +246,32 @@ class Lane:
             at = int(table.spans[piece.first_span, 0])
             at += num_tokens * self._layout.plane_offsets[piece.first_plane]
             size = num_tokens * run_bytes(self._layout, piece.first_plane, piece.last_plane)
-            target, source = (place, at) if self._is_load else (at, place)
+            target, source = (place, at) if self.is_load else (at, place)
             self._gpu.copy_run(self.engine, target, source, size, may_block=may_block)
             return
-        copies = engine_copies(self._layout, job.table, piece, place, to_device=self._is_load)
+        copies = engine_copies(self._layout, job.table, piece, place, to_device=self.is_load)
         if job.bounds is not None:
-            copies = split_at(copies, job.bounds, to_device=self._is_load)
+            copies = split_at(copies, job.bounds, to_device=self.is_load)
         self._gpu.copy(self.engine, copies, is_pinned=job.table.is_pinned, may_block=may_block)
 
-    def _open(self, job: DeviceJob, on_device: Table, *, may_block: bool) -> None:
+    def _open(self, job: DeviceJob, *, may_block: bool) -> None:
         """Before a job's first kernel: its fences, and its table behind them."""
+        if job.on_device is None:
+            self.read(job)
+        assert job.on_device is not None
         job.is_open = True
-        for event in job.fences:
+        for event in job.waits:
             self._gpu.wait(self.kernels, event)
-        self._gpu.send(self.kernels, on_device, job.table.num_words, may_block=may_block)
+        self._gpu.send(self.kernels, job.on_device, job.table.num_words, may_block=may_block)
         if job.slots is not None:
-            self._gpu.put(self.kernels, on_device, job.table.slots_at, job.slots)
+            self._gpu.put(self.kernels, job.on_device, job.table.slots_at, job.slots)
 
     def _move(self, job: DeviceJob, piece: Piece, blocks: int, ring: int, *, may_block: bool) -> None:
         """Queue the kernel of a piece."""
-        on_device = job.on_device
-        if on_device is None:
-            raise AssertionError("the job has ended")
         if not job.is_open:
-            self._open(job, on_device, may_block=may_block)
+            self._open(job, may_block=may_block)
+        on_device = job.on_device
+        assert on_device is not None
         layout, word, table = self._layout, job.planes.word_bytes, job.table
         move = Move(
             planes=job.planes.on_device.data_ptr(),
@@ -277,7 +288,7 @@ class Lane:
             group_words=run_bytes(layout, piece.first_plane, piece.last_plane) // word,
             offset0=layout.plane_offsets[piece.first_plane] // word,
             is_staged=piece.is_staged,
-            to_device=self._is_load,
+            to_device=self.is_load,
             word_bytes=word,
             blocks=blocks,
         )

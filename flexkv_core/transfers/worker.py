@@ -72,8 +72,12 @@ class QueuedTransfer(Transfer):
     def _submit(self, job: CopyJob, *, is_load: bool) -> Ticket:
         self._queue.check_open(job)
         copy = self._prepare(job, is_load=is_load)
-        if self._queue.add(copy, take=self._pieces_at_once > 0 and self._may_submit(copy)):
+        if self._pieces_at_once > 0 and self._may_submit(copy) and self._queue.add(copy, take=True):
             self._submit_first(copy)
+            return copy.ticket
+        if copy.settle is not None:
+            copy.settle()
+        self._queue.add(copy)
         return copy.ticket
 
     def _submit_first(self, copy: Copy) -> None:

@@ -21,6 +21,7 @@ def test_a_copy_is_taken_only_where_its_direction_is_idle() -> None:
     first, second, store = copy(1, is_load=True), copy(2, is_load=True), copy(3, is_load=False)
     assert queue.add(first, take=True)
     assert not queue.add(second, take=True)
+    assert queue.add(second)
     assert queue.add(store, take=True)
     queue.give_back(store)
     assert queue.heads(lambda _: True) == [store]
