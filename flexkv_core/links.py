@@ -14,7 +14,7 @@ from .keys import BlockKey
 from .layout import BlockLayout, round_up
 from .models import CodecConfig, TierConfig, WritePolicy
 from .speed import SpeedEstimate
-from .tier import DirectTier, Tier, TierCapabilities
+from .tier import DirectTier, Status, Tier, TierCapabilities
 from .wrappers.encoding import stored_bytes
 from .wrappers.stack import Wrapped
 
@@ -154,11 +154,14 @@ class Link:
         self.next_try = now + _TRY_EVERY_S
 
     def load_ended(self, end: Completed, num_bytes: int, slot_bytes: int, now: float) -> None:
-        """A load call is over: what it brought says how fast the tier is, and so does a deadline."""
+        """A load call is over: what it brought says how fast the tier is, and so does a deadline.
+
+        That a rate limit leaves no turn before the deadline says the same.
+        """
         self.num_loading -= len(end.call.keys)
         if num_bytes:
             self.speed.observe(num_bytes, end.call.seconds, now)
-        elif end.is_adrift:
+        elif end.is_adrift or any(outcome.status is Status.LIMITED for outcome in end.outcomes):
             self.speed.observe(len(end.call.keys) * slot_bytes, self.config.load_deadline_s, now)
 
     def may_try(self, now: float) -> bool:

@@ -242,18 +242,22 @@ def test_the_engines_speed_is_measured(worlds):
 
 def test_a_limit_is_part_of_a_tiers_speed(worlds):
     clock = FakeClock()
-    far = TimedTier(clock, 0.0, 0.0)
+    far = TimedTier(clock, 0.0, 0.0001)
+    policy = {"limits": {"load": {"operations_per_s": 0.5}}, "load_deadline_s": 1.0, "load_threads": 1}
     w = World(
-        [(cpu_tier(LAYOUT, 64), {}), (far, {"load_or_recompute": "auto", **ONE_THREAD})],
+        [(cpu_tier(LAYOUT, 64), {}), (far, {"load_or_recompute": "auto", "store_threads": 1, **policy})],
         clock=clock,
         engine={"prefill_tokens_per_s": PREFILL},
     )
     worlds.append(w)
-    w.chain.links[1].speed.observe(LAYOUT.slot_bytes * 4, 4.0, clock())
-    w.store(prompt(1, 8))
+    for seed in (1, 2, 3):
+        w.store(prompt(seed, 8))
     w.chain._parts.capacity.evict(w.chain.links[0], 64, is_final=True)
-    w.chain.links[1].next_try = clock() + 1
-    assert w.chain.lookup(w.sequence(prompt(1, 8))).choice.why == "slower"
+    assert w.load(prompt(1, 4)) == 4 * BLOCK, "out of the burst"
+    assert w.load(prompt(2, 8)) == 0, "no turn before the deadline"
+    assert w.receipts[-1].cause == "tier1:limited"
+    found = w.chain.lookup(w.sequence(prompt(3, 8)))
+    assert (found.num_tokens, found.choice.action) == (0, "recompute")
 
 
 def test_shared_tiers_and_partly_filled_blocks(worlds):
