@@ -13,8 +13,10 @@ from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_policy import PrefillAdder
 from sglang.srt.mem_cache import allocation, common
 from sglang.srt.mem_cache.allocator import paged
+from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
 
 from flexkv_sglang import compat, scheduler_hooks
+from flexkv_sglang.seam_cache import RetryLater
 
 
 def apart(req: Any) -> tuple[Any, ...]:
@@ -71,6 +73,21 @@ def cached_by_tier(req: Any) -> tuple[int, int, int]:
 def admit(adder: PrefillAdder, req: Any, *, has_chunked: bool) -> Any:
     """Ask for a request's admission, with our hook where SGLang has no word for "later"."""
     return scheduler_hooks._around_admission(PrefillAdder.add_one_req, adder, req, has_chunked, None)
+
+
+def load_back(req: Any, tree: Any) -> tuple[int, Any] | None:
+    """``init_load_back`` as the scheduler calls it: loaded tokens and their node, or None for "later"."""
+    params = InitLoadBackParams(
+        best_match_node=req.best_match_node, host_hit_length=req.host_hit_length, req=req
+    )
+    try:
+        answer = tree.init_load_back(params)
+    except RetryLater:
+        return None
+    if answer is None:
+        return None
+    loaded, node = answer
+    return (loaded if compat.seam().load_gives_count else len(loaded)), node
 
 
 def checkpoint(req: Any, tree: Any) -> None:

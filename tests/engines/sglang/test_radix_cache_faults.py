@@ -19,6 +19,7 @@ pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installe
 from flexkv_core import EngineError, FlexKVError, Tier
 from flexkv_core.testing import Fault, FaultKind, FaultTier
 from flexkv_sglang.register import build_cache
+from tests.support import sglang_dialect as dialect
 from tests.support.sglang_world import SglangWorld, cpu, ssd, world
 
 PAGES = [1, 16]
@@ -242,7 +243,7 @@ def test_chunks_are_stored_as_they_are_computed(tmp_path: Path, store_running: b
     """HS-46, R77: a long prompt is of use to others before it has ended."""
     with world(tmp_path, chunk=32, size=1024, engine={"store_running": store_running}) as w:
         job = w.submit(range(200), outputs=1)
-        w.run(until=lambda: w.chunked is job and job.req.prefix_len >= 96)
+        w.run(until=lambda: w.chunked is job and dialect.prefix_len(job.req) >= 96)
         w.settle()
         assert w.count("tokens", kind="store") == (96 if store_running else 0)
         w.run(job)

@@ -13,10 +13,12 @@ import pytest
 
 pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installed (make setup)")
 
-from sglang.srt.mem_cache.base_prefix_cache import CacheRequestOutcome, EvictParams, InitLoadBackParams
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from flexkv_core import PassedFence
 from flexkv_core.testing import Fault, FaultKind, FaultTier
+from flexkv_sglang import compat
+from tests.support import sglang_dialect as dialect
 from tests.support.sglang_world import Job, SglangWorld, cpu, ssd, world
 
 PAGES = [1, 16]
@@ -31,12 +33,7 @@ def _no_fences(w: SglangWorld) -> None:
 
 def _load_back(w: SglangWorld, job: Job) -> tuple[int, object] | None:
     """``init_load_back`` as the scheduler calls it; its answer."""
-    req = job.req
-    params = InitLoadBackParams(
-        best_match_node=req.best_match_node, host_hit_length=req.host_hit_length, req=req
-    )
-    answer: tuple[int, object] | None = w.cache.init_load_back(params)
-    return answer
+    return dialect.load_back(job.req, w.cache)
 
 
 # ---- HS-1, HS-2: copies and queued passes --------------------------------------------------------
@@ -202,6 +199,7 @@ def test_a_late_load_is_given_up_and_its_slots_wait(tmp_path: Path, page: int) -
         assert w.ask(range(64)).cached == (63 // page * page, 0, 0)
 
 
+@pytest.mark.skipif(not compat.seam().reports_aborts, reason="this SGLang tells nobody: it ends as an orphan")
 @pytest.mark.parametrize("page", PAGES)
 def test_a_request_aborted_in_its_load_leaves_its_slots_in_quarantine(tmp_path: Path, page: int) -> None:
     """HS-3, R146: nothing is free, nor in the tree, before the copy has ended."""
@@ -232,7 +230,7 @@ def test_a_store_keeps_its_slots_whatever_becomes_of_the_request(
         w.transfer.holds_stores = True
         job = w.submit(range(64), outputs=1)
         w.run(job)
-        w.cache.finish(job.req.cache_request_handle, CacheRequestOutcome.ABORT)
+        dialect.leave_queue(job.req, w.cache)
         if not cured:
             for store in w.cache._stores:
                 w.cache.dec_lock_ref(store.node)
@@ -285,7 +283,7 @@ def test_an_abort_in_any_phase_leaves_nothing(tmp_path: Path, phase: str, prefet
             w.transfer.holds_stores = True
             w.run(job)
             assert w.cache._stores
-            w.cache.finish(job.req.cache_request_handle, CacheRequestOutcome.ABORT)
+            dialect.leave_queue(job.req, w.cache)
         else:
             w.abort(job)
         faulty[0].always("load", None)
@@ -305,7 +303,7 @@ def test_unknown_and_repeated_handles_are_ignored(tmp_path: Path) -> None:
             w.abort(job)
             w.waiting.append(job) if job not in w.waiting else None
             w.waiting.remove(job)
-            w.cache.finish(job.req.cache_request_handle, CacheRequestOutcome.ABORT)
+            dialect.leave_queue(job.req, w.cache)
         stranger = w.submit(range(30), rid="stranger")
         w.abort(stranger)
         w.run(twin)
