@@ -536,10 +536,11 @@ class FlexKVRadixCache(SeamRadixCache):
 
     @_fails_open(None)
     def on_weights_changed(self, reason: str) -> None:
-        logger.warning(
-            "[FlexKV] %s: all tiers are invalidated; nothing is stored or restored before the next flush",
-            reason,
-        )
+        if not self._weights.are_suspect:  # a session may bring its tensors in a hundred calls
+            logger.warning(
+                "[FlexKV] %s: all tiers are invalidated; nothing is stored or restored before the next flush",
+                reason,
+            )
         self._weights.begins()
         self.connector.manager.metrics.gauge("weights_suspect", 1)
         for handle in list(self._loads):
