@@ -50,6 +50,9 @@ up to take it, which then waits for 5 ms.  A long piece keeps the link busy for 
 
 _LONG_BYTES = 32 << 20
 
+_MOST_LAYERWISE = 16
+"""Blocks of a layerwise load that the calling thread begins itself."""
+
 
 @dataclass(frozen=True)
 class CudaCopyConfig:
@@ -73,6 +76,7 @@ class CudaCopyConfig:
         ring_blocks: Thread blocks between ring and pages.
         edge_blocks: The same where a kernel's time would be added to the link's: at a store's beginning
             and at a load's end.
+        store_head_bytes: About so much goes in a store's first piece.
         pieces_at_once: Pieces of a copy that the calling thread submits itself; 0 leaves all to the
             workers.  Two are the whole of a small copy.
         pin: ``require`` refuses a region that cannot be pinned; ``prefer`` goes on without, more
@@ -93,6 +97,7 @@ class CudaCopyConfig:
     store_blocks: int = 8
     ring_blocks: int = 16
     edge_blocks: int = 128
+    store_head_bytes: int = 8 << 20
     pieces_at_once: int = 2
     pin: Literal["require", "prefer"] = "prefer"
     pin_chunk_bytes: int = 1 << 30
@@ -190,7 +195,12 @@ class CudaTransfer(QueuedTransfer):
             self.layout,
             lane,
             EventWaiter(self._gpu, f"flexkv-copy-{number}-{'loads' if is_load else 'stores'}"),
-            CopyLimits(self._staged_bytes(lane, is_load), part_bytes, config.batch_bytes),
+            CopyLimits(
+                self._staged_bytes(lane, is_load),
+                part_bytes,
+                config.batch_bytes,
+                head_bytes=config.store_head_bytes,
+            ),
             is_load=is_load,
             window_bytes=config.load_window_bytes if is_load else config.store_window_bytes,
             blocks=(direct, config.ring_blocks, config.edge_blocks),
@@ -274,7 +284,11 @@ class CudaTransfer(QueuedTransfer):
 
     def _may_submit(self, copy: Copy) -> bool:
         way = self._ways[copy.is_load]
-        is_ready = way.lane.is_shallow and way.has_room and isinstance(copy.ticket.job.after, CudaFence)
+        job = copy.ticket.job
+        # Pieces of a long layerwise load are hundreds of copies each, which take their time to submit.
+        if job.layerwise and len(job.spans) > _MOST_LAYERWISE:
+            return False
+        is_ready = way.lane.is_shallow and way.has_room and isinstance(job.after, CudaFence)
         return is_ready and self._gpu.is_bound()
 
     def _may_go(self, copy: Copy) -> bool:

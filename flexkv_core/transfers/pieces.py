@@ -46,8 +46,9 @@ class CopyLimits:
         run_bytes: In layerwise loads, layers are grouped until a block's run has so many bytes:
             shorter runs do not fill the link.
         launch_bytes: ... and until a launch moves so many.
-        edge_bytes: About so much goes first in a store, and last in a load: the link idles while the
-            first rows are gathered, and a load is not over before the last rows are in their pages.
+        head_bytes: About so much goes first in a store: the link idles while its rows are gathered,
+            and then has this to do until the next piece is submitted.
+        tail_bytes: About so much goes last in a load, which is over when its rows are in their pages.
     """
 
     staged_bytes: int
@@ -55,7 +56,8 @@ class CopyLimits:
     batch_bytes: int = 64 << 20
     run_bytes: int = 512 << 10
     launch_bytes: int = 16 << 20
-    edge_bytes: int = 8 << 20
+    head_bytes: int = 8 << 20
+    tail_bytes: int = 8 << 20
 
 
 class Piece(NamedTuple):
@@ -290,9 +292,10 @@ def _staged_pieces(
     runs = plane_runs(layout, layers, limits.part_bytes // layout.block_tokens)
     for number, (first_plane, last_plane) in enumerate(runs):
         group = run_bytes(layout, first_plane, last_plane)
-        most_tokens, edge_tokens = limits.part_bytes // group, limits.edge_bytes // group
-        starts, ends = edges[0] and number == 0, edges[1] and number == len(runs) - 1
-        head, tail = _edges(held, edge_tokens, starts=starts, ends=ends)
+        most_tokens = limits.part_bytes // group
+        head = _head(held, limits.head_bytes // group) if edges[0] and number == 0 else -1
+        ends = edges[1] and number == len(runs) - 1
+        tail = _tail(held, limits.tail_bytes // group) if ends else count + 1
         at = 0
         for stop in (head, tail, count):
             for first, last in _fill(held, at, min(stop, count), most_tokens):
@@ -316,17 +319,15 @@ def _between(total: Sequence[int], first: int, last: int) -> int:
     return total[last - 1] - (total[first - 1] if first else 0) if last > first else 0
 
 
-def _edges(total: Sequence[int], edge: int, *, starts: bool, ends: bool) -> tuple[int, int]:
-    """Where the small piece at the beginning ends, and where that at the end begins, of one item at least.
+def _head(total: Sequence[int], most: int) -> int:
+    """How many items begin with about ``most``: one at least."""
+    return max(1, bisect_right(total, most))
 
-    Where there is none, -1 and one more than there are items.
-    """
-    count = len(total)
-    head = max(1, bisect_right(total, edge)) if starts else -1
-    if not ends:
-        return head, count + 1
-    tail = bisect_left(total, total[-1] - edge) + 1 if total[-1] > edge else 0
-    return head, min(tail, count - 1)
+
+def _tail(total: Sequence[int], most: int) -> int:
+    """From which item on about ``most`` is left: the last at least."""
+    tail = bisect_left(total, total[-1] - most) + 1 if total[-1] > most else 0
+    return min(tail, len(total) - 1)
 
 
 def _fill(total: Sequence[int], first: int, end: int, most: int) -> Iterator[tuple[int, int]]:

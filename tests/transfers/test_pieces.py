@@ -96,7 +96,9 @@ def test_each_row_is_in_one_piece(
 ) -> None:
     layout, spans = job
     table = job_table(spans, np.arange(int((spans.last - spans.first).sum())))
-    limits = CopyLimits(staged, part, batch, run_bytes=300, launch_bytes=200, edge_bytes=edge)
+    limits = CopyLimits(
+        staged, part, batch, run_bytes=300, launch_bytes=200, head_bytes=edge, tail_bytes=edge
+    )
     seen = np.zeros((len(table.spans), len(layout.planes)), dtype=int)
     ended = -1
     for piece in cut(layout, table, limits, layerwise=layerwise, can_be_direct=direct, ends_small=ends_small):
