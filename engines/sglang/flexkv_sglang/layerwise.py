@@ -26,6 +26,7 @@ from flexkv_core.manager import KVManager
 from flexkv_core.transfer import Ticket
 
 from . import compat
+from .seam import Generation
 
 if TYPE_CHECKING:
     from .seam_cache import Checkpoint
@@ -86,10 +87,21 @@ def prefill_is_one_graph(ctx: Any) -> bool:
     return getattr(getattr(config, "prefill", None), "backend", None) == "full"
 
 
-def register_counter(ctx: Any, counter: LayerDoneCounter) -> None:
-    """Have the pool ask ``counter`` before a layer is read, and the model worker tell it of passes."""
+def lacks(ctx: Any) -> str:
+    """What this SGLang lacks for passes to ask for layers; empty if it has all."""
+    pool = compat.kv_pool(ctx)
+    if not hasattr(pool, "register_layer_transfer_counter"):
+        return f"{type(pool).__name__}.register_layer_transfer_counter"
+    if prefill_is_one_graph(ctx) and not hasattr(ctx.tp_worker, "register_hicache_layer_transfer_counter"):
+        return f"{type(ctx.tp_worker).__name__}.register_hicache_layer_transfer_counter"
+    return ""
+
+
+def register_counter(ctx: Any, waits: LayerWaits) -> None:
+    """Have the pool ask before a layer is read, and the model worker tell of passes; see ``lacks``."""
+    counter = LayerDoneCounter(waits, before_pass=prefill_is_one_graph(ctx))
     compat.kv_pool(ctx).register_layer_transfer_counter(counter)
-    if ctx.tp_worker is not None:
+    if hasattr(ctx.tp_worker, "register_hicache_layer_transfer_counter"):
         ctx.tp_worker.register_hicache_layer_transfer_counter(counter)
 
 
@@ -248,14 +260,17 @@ class LayerwiseLoads:
         return any(has_any(slots, entry.slots) for entry in self._dead)
 
     def visible(self, params: Any) -> Any:
-        """A query without what failed loads left; the request's own KV then stays out of the tree, too."""
+        """A query without what failed loads left; the request's own KV then stays out of the tree, too.
+
+        Before 0.5.22 a chunked request cannot stay out: one that the tree gives dead slots is aborted.
+        """
         key = params.key
         for entry in self._dead:
             if _shared(key, entry.key) > entry.have:
                 key = key[: entry.have]
         if key is params.key:
             return params
-        if params.req is not None:
+        if params.req is not None and compat.seam().generation is Generation.CHECKPOINT:
             params.req.skip_radix_cache_insert = True
         return replace(params, key=key)
 

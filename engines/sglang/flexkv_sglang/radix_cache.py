@@ -36,13 +36,7 @@ from .compat import RequestHandle, RequestNamespace
 from .connector import FlexKVConnector, TransferLog
 from .counters import CounterLog
 from .identity import AdapterDigests, model_namespace
-from .layerwise import (
-    LayerDoneCounter,
-    LayerwiseLoads,
-    ModeChoice,
-    prefill_is_one_graph,
-    register_counter,
-)
+from .layerwise import LayerwiseLoads, ModeChoice, lacks, register_counter
 from .pools import check_dtype, device_planes
 from .prefill import PrefillTimes
 from .seam_cache import Checkpoint, Loaded, Prompt, SeamRadixCache, Verdict
@@ -142,6 +136,8 @@ class FlexKVRadixCache(SeamRadixCache):
             ConfigError, DriverError, TierError, HostMemoryError: a tier cannot be opened.
         """
         config = effective.chain
+        if config.engine.layerwise is True and lacks(ctx):
+            raise EngineError(f"engine.layerwise: this SGLang has no {lacks(ctx)}; set it to false")
         self._loads: dict[RequestHandle, _Load] = {}
         self._stores: list[_Store] = []
         self._quarantine: list[tuple[int, torch.Tensor]] = []
@@ -200,13 +196,17 @@ class FlexKVRadixCache(SeamRadixCache):
         self._mode = ModeChoice(mode, has_streams=has_streams, num_layers=num_layers)
         if not self._mode.may_be_by_layer:
             return
+        missing = lacks(ctx)
+        if missing:
+            logger.warning("[FlexKV] loads are awaited as a whole: this SGLang has no %s", missing)
+            return
         waits = LayerWaits(
             LayerCounters(num_layers),
             timeout_s=self._engine.load_deadline_s,
             rank=ctx.tp_rank,
             is_alive=transfer.is_alive,
         )
-        register_counter(ctx, LayerDoneCounter(waits, before_pass=prefill_is_one_graph(ctx)))
+        register_counter(ctx, waits)
         self._layerwise = LayerwiseLoads(self, manager, waits, self._mode)
 
     # ---- match and load ------------------------------------------------------------------------

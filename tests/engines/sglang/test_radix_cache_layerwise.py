@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from flexkv_core import EngineError
 from flexkv_core.layerwise import counters
+from flexkv_sglang import compat, radix_cache
+from flexkv_sglang.layerwise import LayerDoneCounter, ModeChoice, lacks
 from tests.support.sglang_device import LAYERS
 from tests.support.sglang_world import Job, SglangWorld, cpu, ssd, world
 
@@ -432,6 +435,57 @@ def test_a_request_that_ends_early_needs_no_load(tmp_path: Path) -> None:
             w.run()
             w.stream.run()
             w.stream.lags = False
+
+
+def test_a_prefill_that_is_one_graph_waits_before_it_begins(tmp_path: Path) -> None:
+    """R83: such a pass asks for no layer while it runs."""
+    with world(tmp_path, engine=IP) as w:
+        counter = LayerDoneCounter(_loads(w)._waits, before_pass=True)
+        _stored(w, range(64))
+        w.kv.layer_transfer_counter = counter
+        assert counter.consumer_index < 0
+        asked: list[int] = []
+        counter.wait_until = lambda layer: asked.append(layer) or _loads(w)._waits.wait_until(layer)  # type: ignore[method-assign]
+        w.skips = set(range(LAYERS))
+        w.run(w.submit([*range(64), 1], outputs=1))
+        assert asked == [LAYERS - 1]
+
+
+@pytest.mark.parametrize("lack", ["pool", "worker"])
+def test_an_sglang_without_the_hook_is_refused_by_name(
+    tmp_path: Path, lack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where it was asked for; by itself it is left alone."""
+    ctx = SimpleNamespace(tp_worker=SimpleNamespace(), server_args=SimpleNamespace())
+    pool = SimpleNamespace()
+    if lack == "worker":
+        ctx.server_args.cuda_graph_config = SimpleNamespace(prefill=SimpleNamespace(backend="full"))
+        pool.register_layer_transfer_counter = None
+    monkeypatch.setattr(compat, "kv_pool", lambda _ctx: pool)
+    assert ".register_" in lacks(ctx)
+    monkeypatch.undo()
+    monkeypatch.setattr(radix_cache, "lacks", lambda _ctx: "a.hook")
+    with pytest.raises(EngineError, match="has no a.hook"), world(tmp_path, engine=IP):
+        pass
+    with world(tmp_path) as w:
+        assert w.cache._layerwise is None
+
+
+def test_auto_goes_by_bytes_and_speed() -> None:
+    """Measured, smoothed; a single layer has nothing to overlap."""
+    choice = ModeChoice("auto", has_streams=True, num_layers=36)
+    assert choice.by_layer(100 << 20)
+    assert not choice.by_layer(4 << 20)
+    ticket: Any = SimpleNamespace(error=None, seconds=0.001, num_bytes=1 << 20)
+    for _ in range(40):
+        choice.observe(ticket)  # a slow link: 1 GB/s
+    assert choice.by_layer(4 << 20)
+    ticket.seconds = 0.0
+    choice.observe(ticket)
+    assert not ModeChoice("auto", has_streams=True, num_layers=1).may_be_by_layer
+    assert not ModeChoice("auto", has_streams=False, num_layers=36).may_be_by_layer
+    assert ModeChoice(True, has_streams=False, num_layers=36).by_layer(1)
+    assert not ModeChoice(False, has_streams=True, num_layers=36).by_layer(1 << 40)
 
 
 def test_auto_waits_as_a_whole_on_a_cpu(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from flexkv_core.cli._process import ServerProcess
 from tests.engines.sglang.server import READY, ask_after_flush, complaints, flags, prompt
 from tests.engines.sglang.test_server_verify import verify
-from tests.support.server import Setup, StartServer, ask
+from tests.support.server import OLDER, Setup, StartServer, ask
 
 pytestmark = pytest.mark.server
 
@@ -87,3 +87,17 @@ def test_verify(server: ServerProcess, page: int, baseline: Callable[[int], Path
     assert "Total mismatches: 0" in found.stdout, found.stdout + found.stderr
     if page == 1:  # the prompts of verify are shorter than a page of 64
         assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_an_older_sglang(
+    start_server: StartServer, tiny_llama: Path, write_chain: Callable[..., Path]
+) -> None:
+    setup = Setup(tiny_llama, flags(write_chain(), "--page-size", "16"), SWITCH, version=OLDER)
+    with start_server(setup) as older:
+        tokens = prompt(200, seed=5)
+        fresh = ask(older, tokens)
+        again = ask_after_flush(older, tokens)
+        assert again.output_ids == fresh.output_ids
+        assert again.tier_tokens == 192
+        assert complaints(older) == []
+        assert "LAYERWISE transfer request:" in older.log_text()
