@@ -1,6 +1,6 @@
 """The s3 tier against a plain HTTP client and boto3, on one gateway, in one run.
 
-    python -m benchmarks.s3_throughput [--sizes 4,8] [--connections 1,4] [--total-mib 128] [--rounds 7]
+    python -m benchmarks.s3_throughput [--sizes 4,8] [--connections 1,4] [--total-mib 64] [--rounds 7]
         [--endpoint URL --access KEY --secret KEY] [--json FILE]
 
 Without ``--endpoint`` Ceph's gateway is started on loopback (its Debian packages must be installed).
@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sizes", default="4,8", help="block sizes in MiB")
     parser.add_argument("--connections", default="1,4")
-    parser.add_argument("--total-mib", type=int, default=128, help="bytes a round, in MiB")
+    parser.add_argument("--total-mib", type=int, default=64, help="bytes a round, in MiB")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--endpoint")
     parser.add_argument("--access", default=os.environ.get("AWS_ACCESS_KEY_ID", "test"))
