@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -108,6 +110,17 @@ def test_other_pools_are_refused_by_name(name: str, missing: str) -> None:
         pools.device_planes(pool, 64)
     assert name in str(error.value)
     assert "supported: MHATokenToKVPool, MLATokenToKVPool" in str(error.value)
+
+
+def test_the_pools_that_are_named_exist() -> None:
+    """In the newest version: a name that is gone explains nothing to anybody."""
+    root = Path(memory_pool.__file__).parents[1]
+    known = {
+        name
+        for file in root.rglob("*.py")
+        for name in re.findall(r"^class (\w*Pool\w*)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert set(pools._MISSING) <= known, set(pools._MISSING) - known
 
 
 @pytest.mark.parametrize(
