@@ -5,15 +5,15 @@ the last layer of any.
 
 Threads: the engine's thread adds; one worker, or one for each direction, advances; others may wake
 it.  One thread at a time advances copies of a direction: while a copy is *taken* by the thread
-that added it, the direction's worker waits.  ``CopyQueue`` has one lock (its condition); nothing
-else is locked while it is held, and no ticket is finished under it.
+that added it, the direction's worker waits.  ``CopyQueue`` has one lock, under a condition for
+each worker; nothing else is locked while it is held, and no ticket is finished under it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, takewhile
 
 from ..errors import TransferError
@@ -60,9 +60,15 @@ class Copy:
 class CopyQueue:
     """Two queues; loads go before stores."""
 
-    def __init__(self) -> None:
-        """Empty and open."""
-        self._changed = threading.Condition()
+    def __init__(self, *, is_split: bool = False) -> None:
+        """Empty and open.
+
+        Args:
+            is_split: Whether each direction has a worker of its own, which is woken for it alone.
+        """
+        self._lock = threading.Lock()
+        loads = threading.Condition(self._lock)
+        self._changed = {True: loads, False: threading.Condition(self._lock) if is_split else loads}
         self._loads: deque[Copy] = deque()
         self._stores: deque[Copy] = deque()
         self._is_closed = False
@@ -86,7 +92,7 @@ class CopyQueue:
         Raises:
             TransferError: closed.
         """
-        with self._changed:
+        with self._lock:
             self.check_open(copy.ticket.job)
             queue = self._queue_of(copy)
             if take and queue:
@@ -94,22 +100,22 @@ class CopyQueue:
             copy.is_taken = copy.has_begun = take
             queue.append(copy)
             if not take:
-                self._changed.notify_all()
+                self._changed[copy.is_load].notify_all()
             return True
 
     def give_back(self, copy: Copy) -> None:
         """Leave the rest of a taken copy to the worker."""
-        with self._changed:
+        with self._lock:
             copy.is_taken = False
-            self._changed.notify_all()
+            self._changed[copy.is_load].notify_all()
 
-    def wake(self) -> None:
+    def wake(self, *, is_load: bool) -> None:
         """Let ``heads`` look again: what ``may_go`` depends on has changed."""
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            self._changed[is_load].notify_all()
 
     def heads(
-        self, may_go: Callable[[Copy], bool], ways: Collection[bool] = (True, False)
+        self, may_go: Callable[[Copy], bool], ways: Sequence[bool] = (True, False)
     ) -> list[Copy] | None:
         """Loads, the best one first, and the next store, as far as they may go; waits until one may.
 
@@ -120,7 +126,7 @@ class CopyQueue:
         Returns:
             None when the queue is closed and empty.
         """
-        with self._changed:
+        with self._lock:
             while True:
                 queues = (self._loads if is_load else self._stores for is_load in ways)
                 heads = [copy for queue in queues for copy in _candidates(queue)]
@@ -129,31 +135,34 @@ class CopyQueue:
                     return ready
                 if self._is_closed and not heads:
                     return None
-                self._changed.wait()
+                self._changed[ways[0]].wait()
 
     def begin(self, copy: Copy) -> bool:
         """Mark a copy as begun: ``close`` lets it run to its end.  False if ``close`` was first."""
-        with self._changed:
+        with self._lock:
             copy.has_begun = copy.has_begun or not self._is_closed
             return copy.has_begun
 
     def remove(self, copy: Copy) -> None:
         """Take a copy out that has ended."""
-        with self._changed:
-            self._queue_of(copy).remove(copy)
-            self._changed.notify_all()
+        with self._lock:
+            queue = self._queue_of(copy)
+            queue.remove(copy)
+            if queue or self._is_closed:
+                self._changed[copy.is_load].notify_all()
 
     def _queue_of(self, copy: Copy) -> deque[Copy]:
         return self._loads if copy.is_load else self._stores
 
     def close(self) -> list[Copy]:
         """Take no more; returns the copies that have not begun, which are out of the queue now."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             waiting = [copy for queue in (self._loads, self._stores) for copy in queue if not copy.has_begun]
             self._loads = deque(copy for copy in self._loads if copy.has_begun)
             self._stores = deque(copy for copy in self._stores if copy.has_begun)
-            self._changed.notify_all()
+            for changed in self._changed.values():
+                changed.notify_all()
         return waiting
 
 

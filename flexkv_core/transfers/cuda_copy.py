@@ -204,7 +204,7 @@ class CudaTransfer(QueuedTransfer):
             is_load=is_load,
             window_bytes=config.load_window_bytes if is_load else config.store_window_bytes,
             blocks=(direct, config.ring_blocks, config.edge_blocks),
-            wake=self._queue.wake,
+            wake=partial(self._queue.wake, is_load=is_load),
         )
 
     def _staged_bytes(self, lane: Lane, is_load: bool) -> int:

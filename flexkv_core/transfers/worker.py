@@ -39,7 +39,7 @@ class QueuedTransfer(Transfer):
         self.layout = planes.layout
         self.planes = planes
         self._regions = HostRegions()
-        self._queue = CopyQueue()
+        self._queue = CopyQueue(is_split=is_split)
         self._pieces_at_once = pieces_at_once
         name = f"flexkv-copy-{device_number}"
         ways = {f"{name}-load": (True,), f"{name}-store": (False,)} if is_split else {name: (True, False)}
