@@ -349,6 +349,11 @@ class EngineConfig(Model):
         60.0, description="So often one line of counters is logged, if any has changed; 0 never."
     )
     log_transfers: bool = Field(True, description="One line for each finished transfer.")
+    debug_poison: bool = Field(
+        False,
+        description="For tests: device slots are poisoned when they are handed out, and a store that has "
+        "read poison fails. Slow.",
+    )
 
 
 class ChainConfig(Model):

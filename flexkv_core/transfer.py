@@ -207,7 +207,8 @@ class Ticket:
         """Have ``listener`` told how many layers are in place: now, and whenever that changes.
 
         A copy that failed tells of all layers at its end, so that nobody waits on: look at ``error``.
-        Calls come one at a time, from the transfer's threads; they must be quick and not ask the ticket.
+        Calls come one at a time, from the transfer's threads; they must be quick.  The last one comes before
+        ``is_over``: one that sets ``error`` there makes the copy a failed one.
         """
         with self._changed:
             self._listeners.append(listener)
@@ -234,9 +235,10 @@ class Ticket:
             self.error = error
             if error is None:
                 self._layers_done = self.num_layers
-            self._is_over = True
-            self._tell(self.num_layers)
+            self._tell(self.num_layers)  # a listener may still find fault with the copy
             self._listeners.clear()
+            self._is_over = True
+            self._changed.notify_all()
 
 
 class Transfer(ABC):

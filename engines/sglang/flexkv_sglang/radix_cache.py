@@ -30,6 +30,7 @@ from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus, Scope
 from flexkv_core.metrics import Metrics
 from flexkv_core.transfer import Ticket, Transfer
 from flexkv_core.transfers.planes import DevicePlanes
+from flexkv_core.transfers.poison import PoisonedTransfer, poison_allocations
 
 from . import compat
 from .compat import RequestHandle, RequestNamespace
@@ -158,6 +159,9 @@ class FlexKVRadixCache(SeamRadixCache):
         check_dtype(pool, config.kv_cache_dtype)
         metrics = Metrics()
         transfer = open_transfer(planes, ctx, metrics)
+        if config.engine.debug_poison:
+            transfer = PoisonedTransfer(transfer, planes, metrics)
+            poison_allocations(self.token_to_kv_pool_allocator, transfer)
         self._engine = config.engine
         self._adapters = AdapterDigests(ctx.tp_worker)
         try:
