@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import os
 import select
 import socket
 import subprocess
@@ -113,6 +114,7 @@ sys.stdin.read()
 def mooncake_store(folder: Path, num_bytes: int) -> Iterator[Any]:
     """Mooncake's master, a process that holds ``num_bytes`` of blocks, and a client that holds none."""
     sys.path.insert(0, str(folder))
+    os.environ["MC_LOG_LEVEL"] = "ERROR"
     from mooncake.store import MooncakeDistributedStore
 
     with contextlib.ExitStack() as ends, tempfile.TemporaryFile() as log:
@@ -133,10 +135,22 @@ def mooncake_store(folder: Path, num_bytes: int) -> Iterator[Any]:
         ends.callback(_end, holder)
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"0\n", "Mooncake's holder does not start"
-        store = MooncakeDistributedStore()
-        assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", place) == 0
+        with _stderr_into(log.fileno()):  # it tells of what it has not been told
+            store = MooncakeDistributedStore()
+            assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", place) == 0
         ends.callback(store.close)
         yield store
+
+
+@contextlib.contextmanager
+def _stderr_into(log: int) -> Iterator[None]:
+    kept = os.dup(2)
+    try:
+        os.dup2(log, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _free_port() -> int:
