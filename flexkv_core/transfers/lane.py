@@ -22,14 +22,16 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from ..layout import BlockLayout
+from .engine_copies import engine_copies, split_at
 from .gpu import Event, Gpu, Move, Stream, Table
-from .pieces import JobTable, Piece, engine_copies, run_bytes, split_at
+from .pieces import Piece, run_bytes
+from .plane_table import PlaneTable
 from .regions import Int64
 from .ring import Ring
+from .tables import JobTable
 
 _KEPT_TABLES = 4
 _KEPT_WORDS = 40_000
@@ -37,44 +39,6 @@ _KEPT_WORDS = 40_000
 
 _DEEP = 12
 """Pieces under way from which on the driver's queue may be full.  Seen on an H200: it takes some fifty."""
-
-
-@dataclass(frozen=True, eq=False)
-class PlaneTable:
-    """The planes as the kernel reads them.
-
-    Attributes:
-        on_device: int64 ``[planes, 4]`` on the device: address, stride, row and offset in words.
-        word_bytes: Size of a word: the largest that divides every address, stride and row.
-        num_slots: Device slots that there are.
-    """
-
-    on_device: Table
-    word_bytes: int
-    num_slots: int
-
-
-def word_size(numbers: Sequence[int]) -> int:
-    """The largest of 8, 4, 2, 1 that divides all ``numbers``."""
-    return int(np.gcd.reduce(np.array([8, *numbers], dtype=np.int64)))
-
-
-def plane_rows(layout: BlockLayout, addresses: Sequence[int], strides: Sequence[int]) -> tuple[Int64, int]:
-    """The plane table's content and its word size, from the planes' addresses and strides in bytes."""
-    rows = [plane.row_bytes for plane in layout.planes]
-    word = word_size([*addresses, *strides, *rows])
-    table = np.array([addresses, strides, rows, layout.plane_offsets], dtype=np.int64).T.copy()
-    table[:, 1:] //= word
-    return table, word
-
-
-def send_planes(gpu: Gpu, stream: Stream, rows: Int64) -> Table:
-    """The plane table on the device, for good."""
-    table = gpu.table(rows.size, stream)
-    table.host[:] = rows.reshape(-1)
-    gpu.send(stream, table, rows.size, may_block=True)
-    gpu.drain(stream)
-    return table
 
 
 @dataclass(eq=False)

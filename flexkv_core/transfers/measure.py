@@ -15,10 +15,12 @@ import numpy as np
 from ..buffers import HostRegion
 from ..layout import BlockLayout
 from .gpu import Gpu, PinError
-from .lane import Lane, PlaneTable, plane_rows, send_planes
-from .pieces import CopyLimits, JobTable, cut, job_table
+from .lane import Lane
+from .pieces import CopyLimits, cut
 from .pinning import pin_region, unpin_chunks
+from .plane_table import PlaneTable, plane_rows, send_planes
 from .rows import SpanTable
+from .tables import JobTable, job_table
 
 _SIZES = (4 << 20, 16 << 20, 40 << 20, 72 << 20)
 _REPEATS = 5

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from flexkv_core.transfers.gpu import Event, Gpu, Move, PinError
-from flexkv_core.transfers.pieces import SPAN_FIELDS
 from flexkv_core.transfers.regions import Int64
+from flexkv_core.transfers.tables import SPAN_FIELDS
 
 DEADLINE_S = 20.0
 

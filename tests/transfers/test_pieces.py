@@ -12,21 +12,13 @@ from hypothesis import strategies as st
 from flexkv_core.buffers import HostRegion, SlotPool
 from flexkv_core.layout import BlockLayout, PartLayout, Plane, kv_layout
 from flexkv_core.transfer import CopyJob, HostSpans, PassedFence
-from flexkv_core.transfers.lane import plane_rows, word_size
+from flexkv_core.transfers.engine_copies import engine_copies, split_at
 from flexkv_core.transfers.measure import choose
-from flexkv_core.transfers.pieces import (
-    CopyLimits,
-    cut,
-    engine_copies,
-    full_table,
-    job_table,
-    layer_groups,
-    plane_runs,
-    run_bytes,
-    split_at,
-)
+from flexkv_core.transfers.pieces import CopyLimits, cut, layer_groups, plane_runs, run_bytes
 from flexkv_core.transfers.pinning import chunk_starts
+from flexkv_core.transfers.plane_table import plane_rows, word_size
 from flexkv_core.transfers.rows import SpanTable, read_spans
+from flexkv_core.transfers.tables import full_table, job_table
 
 QWEN = kv_layout(num_layers=36, row_bytes=2048, block_tokens=64)
 
