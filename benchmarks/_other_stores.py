@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import importlib.util
 import os
 import select
@@ -115,8 +116,7 @@ def mooncake_store(folder: Path, num_bytes: int) -> Iterator[Any]:
     """Mooncake's master, a process that holds ``num_bytes`` of blocks, and a client that holds none."""
     sys.path.insert(0, str(folder))
     os.environ["MC_LOG_LEVEL"] = "ERROR"
-    from mooncake.store import MooncakeDistributedStore
-
+    kind: Any = importlib.import_module("mooncake.store").MooncakeDistributedStore
     with contextlib.ExitStack() as ends, tempfile.TemporaryFile() as log:
         place = f"127.0.0.1:{_free_port()}"
         master = [
@@ -136,7 +136,7 @@ def mooncake_store(folder: Path, num_bytes: int) -> Iterator[Any]:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"0\n", "Mooncake's holder does not start"
         with _stderr_into(log.fileno()):  # it tells of what it has not been told
-            store = MooncakeDistributedStore()
+            store = kind()
             assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", place) == 0
         ends.callback(store.close)
         yield store
