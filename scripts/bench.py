@@ -83,8 +83,8 @@ def run(name: str, options: Sequence[str]) -> tuple[int, str]:
 def write(name: str, options: Sequence[str], output: str) -> None:
     """Put a script's output between its marks in the page."""
     today = datetime.date.today().isoformat()
-    command = " ".join(["python -m", f"benchmarks.{name}", *options])
-    head = f"`{command}`, {today}, on {machine()}:"
+    command = " ".join([name, "--", *options]) if options else name
+    head = f'`make bench ARGS="{command}"`, {today}, on {machine()}:'
     body = f"<!-- {name} -->\n\n{head}\n\n```text\n{output}\n```\n\n<!-- /{name} -->"
     page = PAGE.read_text()
     marks = re.compile(rf"<!-- {name} -->.*?<!-- /{name} -->", re.DOTALL)
