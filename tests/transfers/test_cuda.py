@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from flexkv_core.errors import TransferError
 from flexkv_core.layout import BlockLayout, kv_layout
-from flexkv_core.transfer import BlockSpan, Ticket
+from flexkv_core.transfer import BlockSpan, HostSpans, Ticket
 from flexkv_core.transfers.cuda_copy import CudaCopyConfig, CudaTransfer
 from flexkv_core.transfers.cuda_gpu import CudaGpu
 from flexkv_core.transfers.cuda_ticket import CudaFence
@@ -86,7 +86,7 @@ class Bench:
     def submit(
         self,
         direction: str,
-        spans: list[BlockSpan],
+        spans: Sequence[BlockSpan],
         slots: list[int] | torch.Tensor,
         *,
         layerwise: bool = False,
@@ -99,7 +99,7 @@ class Bench:
     def run(
         self,
         direction: str,
-        spans: list[BlockSpan],
+        spans: Sequence[BlockSpan],
         slots: list[int] | torch.Tensor,
         *,
         layerwise: bool = False,
@@ -108,7 +108,7 @@ class Bench:
         assert ticket.wait(DEADLINE_S)
         assert ticket.error is None
 
-    def check_host(self, spans: list[BlockSpan], slots: list[int], rows: list[np.ndarray]) -> None:
+    def check_host(self, spans: Sequence[BlockSpan], slots: list[int], rows: list[np.ndarray]) -> None:
         at = 0
         for span in spans:
             run = slots[at : at + span.last - span.first]
@@ -164,6 +164,25 @@ def test_pages_of_any_size(page: int) -> None:
     pages = rng.sample(range(4096 // page), tokens // page)
     slots = [number * page + at for number in pages for at in range(page)]
     spans = [whole(slot, layout.block_tokens) for slot in take(bench.pool, 24)]
+    rows = snapshot(bench.planes)
+    bench.run("store", spans, slots)
+    bench.check_host(spans, slots, rows)
+    bench.planes.poison(slots)
+    bench.run("load", spans, slots)
+    for now, before in zip(snapshot(bench.planes), rows, strict=True):
+        np.testing.assert_array_equal(now, before)
+    del spans
+    bench.close()
+
+
+@pytest.mark.parametrize("name", ["direct", "staged", "mixed"])
+@pytest.mark.parametrize("sizes", [[64] * 11, [64, 64, 17, 64]], ids=["full", "partly filled"])
+def test_spans_as_columns(name: str, sizes: list[int]) -> None:
+    layout = REAL["qwen3-8b"]
+    bench = Bench(layout, CONFIGS[name], num_slots=1024)
+    count = len(sizes)
+    spans = HostSpans(bench.pool, random.Random(SEED).sample(range(12), count), sizes, [0] * count, sizes)
+    slots = random.Random(SEED).sample(range(1024), sum(sizes))
     rows = snapshot(bench.planes)
     bench.run("store", spans, slots)
     bench.check_host(spans, slots, rows)
