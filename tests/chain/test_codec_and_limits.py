@@ -8,7 +8,15 @@ import pytest
 
 from flexkv_core import TierCapabilities
 from flexkv_core.errors import ConfigError
-from flexkv_core.testing import FaultTier, Medium, MemoryTier, context_for, small_layout
+from flexkv_core.testing import (
+    FaultKind,
+    FaultTier,
+    Medium,
+    MemoryTier,
+    SeededFaults,
+    context_for,
+    small_layout,
+)
 from flexkv_core.wrappers.encoding import is_encoded
 from tests.support.chains import World, cpu_tier
 
@@ -153,4 +161,21 @@ def test_calls_that_queue_behind_a_limit_open_no_breaker(medium):
     w.settle()
     w.device.free(slots)
     assert w.chain.links[1].is_up
+    w.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_fault_below_a_codec_serves_a_wrong_token(seed):
+    """``World.load`` checks every byte; a load that fails costs nothing but itself."""
+    print(f"seed {seed}")
+    faults = SeededFaults(
+        seed, rate=0.5, kinds=[FaultKind.FLIP, FaultKind.TRUNCATE, FaultKind.SWAP, FaultKind.LIE]
+    )
+    tier = FaultTier(MemoryTier(context_for(LAYOUT), OWN), schedule=faults)
+    w = World([(cpu_tier(LAYOUT, 8), {}), (tier, {"codec": BOTH, "breaker_failures": 0})])
+    for round_ in range(12):
+        tokens = prompt(round_ % 4, 5 * BLOCK + 3)
+        w.load(tokens)
+        w.store(tokens)
+    assert w.count("codec_failures", cause="damaged") > 0
     w.close()
