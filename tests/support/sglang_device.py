@@ -23,6 +23,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.lags = False
+        self.is_running = False
         self.queued = 0
         self.done = 0
         self.behind: list[Ticket] = []
@@ -42,7 +43,11 @@ class Stream:
                 if not ticket.wait(20.0):
                     raise AssertionError("the stream waits for a copy that does not end")
             self.behind.clear()
-            self._passes.popleft()()
+            self.is_running = True
+            try:
+                self._passes.popleft()()
+            finally:
+                self.is_running = False
             self.done += 1
 
     def reach(self, layer: int) -> None:
@@ -52,8 +57,8 @@ class Stream:
                 assert ticket.error is not None, "the stream waits for a layer that does not come"
 
     def order(self, layer: int, ticket: Ticket) -> bool:
-        """The pass that is launched next reads ``layer`` only when the copy has brought it."""
-        self.layers_behind.append((self.queued + 1, layer, ticket))
+        """The pass that runs, or is launched next, reads ``layer`` only when the copy has brought it."""
+        self.layers_behind.append((self.queued + (not self.is_running), layer, ticket))
         return True
 
     def abandon(self) -> None:
