@@ -51,8 +51,11 @@ def open_world(stack: ExitStack) -> OpenWorld:
     def open_one(endpoint: str, bucket: str = BUCKET, **options: object) -> RemoteWorld:
         given = {"access_key_id": KEYS[0], "secret_access_key": KEYS[1], "index_ttl_s": 0, "probe": "none"}
         config = S3Config.model_validate({"bucket": bucket, "endpoint_url": endpoint, **given, **options})
-        # A lookup reads the journal, and some servers are slow: the engine waits longer for it here.
-        world = RemoteWorld(S3Tier(config, context_for(LAYOUT, NAME)), lookup_wait_s=0.3)
+        # The first call makes botocore's client, which takes its time, and a lookup reads the journal.
+        tier = S3Tier(config, context_for(LAYOUT, NAME))
+        world = RemoteWorld(
+            tier, lookup_wait_s=0.3, lookup_deadline_s=10, load_deadline_s=5, store_deadline_s=10
+        )
         stack.callback(world.close)
         return world
 
