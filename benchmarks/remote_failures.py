@@ -343,10 +343,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if program() is None:
         print(HOW_TO_GET)
         return 2
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGTERM, signal.default_int_handler
-        )  # as from the keyboard: the servers go first
     deadline_s = args.deadline + LOOKUP_WAIT_S
     print(f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}")
     print(
@@ -370,4 +366,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as from the keyboard: the servers go first
     sys.exit(main())
