@@ -40,6 +40,7 @@ class LayerLoad:
         generation: Of the counter.
         deadline: When a wait for it fails, in monotonic seconds.
         ready_to: The last layer that is known to be there; -1 for none.
+        is_asked: A pass has asked for one of its layers.
         is_ordered: A stream was told to wait for it, so that a failure later is seen too late.
         failure: Which layer did not come, and why; empty while all is well.
     """
@@ -50,6 +51,7 @@ class LayerLoad:
     generation: int
     deadline: float
     ready_to: int = -1
+    is_asked: bool = False
     is_ordered: bool = False
     failure: str = ""
 
@@ -121,8 +123,20 @@ class LayerWaits:
     def wait_until(self, layer: int) -> None:
         """Let the calling pass read ``layer`` and all before it, of all loads.  Blocks where it must."""
         for load in self._loads:
+            load.is_asked = True
             if load.ready_to < layer and not load.failure:
                 self._wait(load, layer)
+
+    def fail_unasked(self) -> bool:
+        """After a pass that reads its loads: those of which it asked for nothing have failed.
+
+        Such a pass does not call us (it is replayed as a graph that nobody told us of): it may have read
+        anything.  Returns whether there were any.
+        """
+        found = [load for load in self._loads if not (load.is_asked or load.failure or load.ticket.is_over)]
+        for load in found:
+            self._fail(load, 0, "the pass that reads it asked for no layer")
+        return bool(found)
 
     def take_failed(self) -> list[LayerLoad]:
         """Loads whose layers were not there when a pass needed them, each once."""

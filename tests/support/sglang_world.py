@@ -436,7 +436,9 @@ class SglangWorld(Books):
             for layer in range(LAYERS):
                 ask(layer)
         self.stream.launch(run)
-        self.cache.on_pass_launched(self, SimpleNamespace(reqs=[job.req for job in jobs]))
+        is_extend = any(end - start > 1 for start, end in zip(starts, ends, strict=True))
+        mode = SimpleNamespace(is_extend=lambda: is_extend)
+        self.cache.on_pass_launched(self, SimpleNamespace(reqs=[job.req for job in jobs], forward_mode=mode))
         if not self.stream.lags:
             judge()
 

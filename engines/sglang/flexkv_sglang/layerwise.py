@@ -61,8 +61,8 @@ class LayerDoneCounter:
                 for no layer while it runs.
         """
         self.num_layers = waits.num_layers
-        self._waits = waits
         self._before_pass = before_pass
+        self._waits = waits
 
     @property
     def consumer_index(self) -> int:
@@ -118,6 +118,10 @@ class ModeChoice:
     def may_be_by_layer(self) -> bool:
         """Whether any load ever will be."""
         return self._may if self._mode == "auto" else self._mode
+
+    def take_none(self) -> None:
+        """From now on no load is awaited by layer."""
+        self._mode = False
 
     def observe(self, ticket: Ticket) -> None:
         """A load has ended: learn its speed."""
@@ -236,6 +240,9 @@ class LayerwiseLoads:
 
     def abort_failed(self, scheduler: Any, batch: Any) -> None:
         """After a forward pass: drop its results for each request that builds on slots of a failed load."""
+        if batch.forward_mode.is_extend() and self._waits.fail_unasked():
+            logger.error("[FlexKV] a prefill did not ask for its layers: from now on loads are awaited whole")
+            self._choice.take_none()
         for load in self._waits.take_failed():
             entry = next(entry for entry in self._open if entry.load is load)
             self._open.remove(entry)

@@ -236,11 +236,13 @@ def test_layers_that_nobody_reads_leave_nothing_behind(
         prompts = [range(at, at + 48) for at in range(0, 400, 100)]
         _stored(w, *prompts)
         w.skips = {skipped}
+        # Copies end before anybody asks, so that nobody takes their units.
+        w.on_layer = lambda _layer: [entry.load.ticket.wait(5) for entry in _loads(w)._open] and None
         for prompt in prompts[:3]:  # every counter once
             job = w.submit([*prompt, 1], outputs=1)
             w.run(job)
             w.settle()
-        w.skips = set()
+        w.skips, w.on_layer = set(), lambda _layer: None
         w.transfer.layers = 0 if skipped == 0 else 1
         job = w.submit([*prompts[3], 1], outputs=1)
         if not cured:
@@ -449,6 +451,22 @@ def test_a_prefill_that_is_one_graph_waits_before_it_begins(tmp_path: Path) -> N
         w.skips = set(range(LAYERS))
         w.run(w.submit([*range(64), 1], outputs=1))
         assert asked == [LAYERS - 1]
+
+
+def test_a_prefill_that_asks_for_nothing_is_found_out(tmp_path: Path) -> None:
+    """A replayed graph that nobody told us of: its requests are aborted, and no other load goes that way."""
+    with world(tmp_path, engine=IP) as w:
+        _stored(w, range(64), range(100, 164))
+        w.transfer.layers = 0
+        counter, w.kv.layer_transfer_counter = w.kv.layer_transfer_counter, None
+        victim = w.submit([*range(64), *range(900, 910)], outputs=2)
+        w.run(victim)
+        assert victim.req.finished_reason.to_json()["status_code"] == 503
+        assert "asked for no layer" in victim.req.finished_reason.message
+        w.transfer.layers = LAYERS
+        w.kv.layer_transfer_counter = counter
+        assert w.ask([*range(100, 164), *range(900, 910)]).cached == (0, 64, 0)
+        assert not _loads(w).wants(1 << 40)
 
 
 @pytest.mark.parametrize("lack", ["pool", "worker"])
