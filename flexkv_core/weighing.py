@@ -18,7 +18,8 @@ from .parts import ChainParts
 from .speed import SpeedEstimate
 
 _TRY_BLOCKS = 16
-"""Most blocks of a load that only measures: enough for several calls, little to wait for."""
+"""Most blocks of a load that only measures (or what makes a hit): enough for several calls, little to wait
+for."""
 
 
 class Weighing:
@@ -35,6 +36,8 @@ class Weighing:
         self._layout = parts.layout
         self._is_host = parts.host_link is not None
         self._engine = engine
+        # A try that is shorter than a hit would never be made; the prompt may begin inside a block.
+        self._try_blocks = max(_TRY_BLOCKS, -(-engine.min_hit_tokens // parts.layout.block_tokens) + 1)
         self._is_on = any(self._is_auto(link) for link in parts.links)
         self.prefill = SpeedEstimate()
         self.is_on_its_way: Callable[[BlockKey], bool] = lambda _key: False
@@ -58,7 +61,7 @@ class Weighing:
             [self._speed(link, now) for link in self._links],
             [link.name for link in self._links],
             self.tokens_per_s,
-            try_blocks=_TRY_BLOCKS,
+            try_blocks=self._try_blocks,
         )
         return _cut(match, runs, cut, len(offers)), choice
 

@@ -129,6 +129,13 @@ def test_unknown_tiers_are_tried_one_load_at_a_time(worlds):
     assert w.choice(prompt(2, 30)).why == "sooner"
 
 
+def test_a_try_is_as_long_as_a_hit_must_be(worlds):
+    w = opened(worlds, min_hit_tokens=20 * BLOCK)
+    w.put_away(prompt(1, 40))
+    assert w.load(prompt(1, 40)) == 21 * BLOCK
+    assert w.load(prompt(1, 40)) == 40 * BLOCK, "its speed is known by now"
+
+
 @pytest.mark.parametrize(("policy", "tokens", "kept"), [("load", 20 * BLOCK, None), ("recompute", 0, None)])
 def test_forced_either_way(worlds, policy, tokens, kept):
     w = opened(worlds, 0.0, 10.0 if policy == "load" else 0.0, policy=policy, load_deadline_s=1e6)
