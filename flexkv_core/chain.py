@@ -340,6 +340,8 @@ class TierChain:
                 self.cascade.stored(message, owner, now)
             elif isinstance(owner, Probe):
                 self._probes.answered(message, owner, now)
+            elif link is not None and message.is_adrift:
+                link.note_late(message)  # a removal; if it was the breaker's probe, another may follow
         elif isinstance(message, Returned):
             if isinstance(owner, FillBatch):
                 self.fills.returned(owner)

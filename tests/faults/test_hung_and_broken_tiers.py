@@ -209,6 +209,24 @@ def test_a_tier_that_goes_down_takes_no_stores_and_loses_none_later(broken):
     assert one.world.chain.links[1].is_up
 
 
+def test_a_removal_that_hangs_as_a_probe_does_not_keep_the_tier_down(broken):
+    one = broken(below={"breaker_failures": 1, "breaker_reset_s": 5.0, "store_threads": 2})
+    world, tier = one.world, one.tier
+    tier.add("load", Fault(FaultKind.RAISE))
+    assert one.load().state == "failed"
+    world.clock.advance(5.1)
+    tier.add("evict", Fault(FaultKind.HANG))
+    world.chain.forget_all()
+    tier.wait_hanging()
+    world.clock.advance(31)
+    world.until(lambda: not world.chain.links[1].wrapped.breaker._is_probing)
+    world.clock.advance(5.1)
+    one.world.begin_store(prompt(3, 2))
+    world.until(lambda: world.chain.links[1].is_up)
+    tier.release()
+    world.settle()
+
+
 @pytest.mark.parametrize("error", [TierFullError("full"), OSError(28, "no space"), None])
 def test_a_full_tier_is_asked_once_more_and_then_passed_over(broken, error):
     one = broken()
