@@ -11,7 +11,7 @@ buffers be used again.
 
 Threads: ``submit``, ``drain``, ``expire`` and ``close`` belong to the chain's thread.  ``_Lane._lock``
 covers a lane's queue and the ``phase`` of its calls; workers and the chain's thread take it, and
-nothing else is locked inside.
+nothing else is locked inside, but for the completion queue's own.
 """
 
 from __future__ import annotations
@@ -82,6 +82,11 @@ class Call:
     left: Sequence[BlockKey] = ()
     seconds: float = 0.0
     phase: _Phase = _Phase.QUEUED
+
+    @property
+    def removes(self) -> Sequence[BlockKey]:
+        """Keys that it removes."""
+        return self.keys if self.verb is Verb.EVICT else self.evict_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +204,7 @@ class _Lane:
     @staticmethod
     def _refuse(call: Call) -> None:
         call.phase = _Phase.OVER
-        call.left = call.keys if call.verb is Verb.EVICT else call.evict_first
+        call.left = call.removes
 
     def expire(self, now: float) -> None:
         """End the calls whose deadline has passed."""
@@ -208,8 +213,8 @@ class _Lane:
         for call in late:
             self._abandon(call, Status.TIMEOUT, "the deadline passed")
 
-    def _abandon(self, call: Call, status: Status, reason: str, *, only_queued: bool = False) -> None:
-        """End a call from outside: at once if nobody began it, adrift if somebody did."""
+    def _abandon(self, call: Call, status: Status, reason: str, *, only_queued: bool = False) -> bool:
+        """End a call from outside: at once if nobody began it, else adrift; False if it is over already."""
         with self._lock:
             if call.phase is _Phase.QUEUED:
                 (self._later if call.can_wait else self._queue).remove(call)
@@ -220,8 +225,10 @@ class _Lane:
                 call.phase, buffer = _Phase.ADRIFT, BufferState.UNCERTAIN
                 self._num_adrift += 1
             else:
-                return
-        self._end(call, status, reason, buffer)
+                return False
+            # Under the lock: the worker, which takes it on its way back, must not be heard of first.
+            self._end(call, status, reason, buffer)
+            return True
 
     def _end(
         self, call: Call, status: Status, reason: str, buffer: BufferState = BufferState.UNTOUCHED
@@ -231,21 +238,23 @@ class _Lane:
         is_late, is_refused = status is Status.TIMEOUT, status is Status.UNAVAILABLE
         self._completions.put(Completed(call, [outcome] * len(call.keys), is_adrift, is_late, is_refused))
 
-    def withdraw(self, call: Call) -> None:
-        """End a call that nobody has begun."""
-        if call.phase is _Phase.QUEUED:
-            self._abandon(call, Status.CANCELLED, "nobody waits for it any more", only_queued=True)
+    def withdraw(self, call: Call) -> bool:
+        """End a call that nobody has begun; False if somebody has."""
+        if call.phase is not _Phase.QUEUED:
+            return False
+        return self._abandon(call, Status.CANCELLED, "nobody waits for it any more", only_queued=True)
 
-    def hurry(self, call: Call) -> None:
-        """A call that could wait is needed now."""
+    def hurry(self, call: Call, deadline: float) -> None:
+        """A call that could wait is needed now; what it has waited so far does not count."""
         with self._lock:
             if call.phase is _Phase.QUEUED and call.can_wait:
                 self._later.remove(call)
                 self._queue.append(call)
-                self._wake.notify()
+                call.deadline = max(call.deadline, deadline)
             elif call.phase in (_Phase.RUNNING, _Phase.ADRIFT) and call.can_wait:
                 self._num_later -= 1
             call.can_wait = False
+            self._wake.notify()
 
     def _next(self) -> Call | None:
         """What to do next; a call that can wait leaves a thread free for what cannot."""
@@ -353,13 +362,13 @@ class TierWorkers:
         lane = {Verb.LOAD: self._loads, Verb.LOOKUP: self._lookups}.get(call.verb, self._stores)
         lane.submit(call)
 
-    def withdraw(self, call: Call) -> None:
-        """End a load that nobody waits for, if nobody has begun it; its end comes as always."""
-        self._loads.withdraw(call)
+    def withdraw(self, call: Call) -> bool:
+        """End a load that nobody waits for; its end comes as always.  False if somebody has begun it."""
+        return self._loads.withdraw(call)
 
-    def hurry(self, call: Call) -> None:
-        """A load that could wait is needed now."""
-        self._loads.hurry(call)
+    def hurry(self, call: Call, deadline: float) -> None:
+        """A load that could wait is needed now, and given up at ``deadline`` if nobody has begun it yet."""
+        self._loads.hurry(call, deadline)
 
     @property
     def num_open(self) -> int:

@@ -9,7 +9,7 @@ Threads: the chain's thread only; workers do the I/O.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .executor import Call, Completed, Verb
 from .jobs import LoadJob
@@ -60,12 +60,14 @@ class FillBatch:
         fills: The blocks.
         pins: Blocks of that tier that are pinned for it.
         call: The call.
+        is_withdrawn: It was taken back before anybody began it; its end may still have to be taken in.
     """
 
     link: Link
     fills: list[Fill]
     pins: list[BlockKey] = field(default_factory=list)
     call: Call | None = None
+    is_withdrawn: bool = False
 
 
 class Fills:
@@ -155,7 +157,7 @@ class Fills:
             fill.is_prefetch = False
             self.prefetched.needed(fill.num_tokens)
             if fill.batch is not None and fill.batch.call is not None:
-                fill.link.workers.hurry(fill.batch.call)
+                fill.link.workers.hurry(fill.batch.call, job.begun + fill.link.config.load_deadline_s)
 
     def leave(self, job: LoadJob) -> None:
         """``job`` waits for nothing any more.
@@ -171,7 +173,7 @@ class Fills:
                     left[fill.batch] = None
         for batch in left:
             if batch.call is not None and not any(fill.waiting for fill in batch.fills):
-                batch.link.workers.withdraw(batch.call)
+                batch.is_withdrawn = batch.link.workers.withdraw(batch.call) or batch.is_withdrawn
 
     def _sources(self, plan: LoadPlan, numbers: Sequence[int]) -> list[tuple[Link, list[BlockKey]]]:
         """Blocks of a plan by the tier that they lie in."""
@@ -264,6 +266,8 @@ class Fills:
         """A load call has ended."""
         if end.is_late:
             batch.link.note_late(end)
+        if batch.is_withdrawn:
+            end = self._without_wanted(end, batch, now)
         self._unpin(batch.link, batch.pins)
         good: list[Fill] = []
         sizes: list[int] = []
@@ -275,12 +279,19 @@ class Fills:
         if good:
             self._succeeded(good, sizes, now)
             self._observers.loaded(batch.link.name, [fill.key for fill in good], sum(sizes))
-        for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
-            if not outcome.is_ok:
-                self._fill_failed(fill, outcome, now, is_adrift=end.is_adrift)
+        if len(good) < len(batch.fills):
+            self._failed(batch, end, now)
         batch.link.load_ended(end, sum(sizes), self._layout.slot_bytes, now)
         if good:
             self.on_promoted([fill.key for fill in good if fill.is_promoted], batch.link.number)
+
+    def _without_wanted(self, end: Completed, batch: FillBatch, now: float) -> Completed:
+        """Ask again for blocks of a withdrawn call that somebody has come to wait for since."""
+        wanted = [fill for fill in batch.fills if fill.waiting]
+        if wanted:
+            batch.fills = [fill for fill in batch.fills if not fill.waiting]
+            self._submit_batch(batch.link, wanted, now, can_wait=all(fill.is_prefetch for fill in wanted))
+        return replace(end, outcomes=end.outcomes[: len(batch.fills)])  # they are all alike
 
     def returned(self, batch: FillBatch) -> None:
         """The worker of a load call that was given up has come back."""
@@ -299,14 +310,21 @@ class Fills:
         self.on_filled(fills, now)
         self._host.drop([fill.slot for fill in fills if not fill.is_promoted])
 
-    def _fill_failed(self, fill: Fill, outcome: Outcome, now: float, *, is_adrift: bool) -> None:
-        link = fill.link
-        if fill.is_promoted and self._host_link is not None:
-            self._index.remove(self._host_link.number, [fill.key])
-        if is_adrift:
-            self._host.quarantine(fill.slot)
+    def _failed(self, batch: FillBatch, end: Completed, now: float) -> None:
+        pairs = zip(batch.fills, end.outcomes, strict=True)
+        bad = [(fill, outcome) for fill, outcome in pairs if not outcome.is_ok]
+        if self._host_link is not None:
+            self._index.remove(self._host_link.number, [fill.key for fill, _ in bad if fill.is_promoted])
+        if end.is_adrift:
+            for fill, _ in bad:
+                self._host.quarantine(fill.slot)
         else:
-            self._host.drop([fill.slot])
+            self._host.drop([fill.slot for fill, _ in bad])
+        for fill, outcome in bad:
+            self._fill_failed(fill, outcome, now)
+
+    def _fill_failed(self, fill: Fill, outcome: Outcome, now: float) -> None:
+        link = fill.link
         if fill.is_prefetch:
             self.prefetched.failed(fill.num_tokens)
         if not (fill.is_prefetch and outcome.status is Status.CANCELLED):

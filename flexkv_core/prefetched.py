@@ -61,6 +61,8 @@ class Prefetched:
     def arrived(self, key: BlockKey, num_tokens: int, now: float) -> None:
         """A block lies in the first tier, and nobody has used it."""
         self._coming -= 1
+        if key in self._unused:  # it left unused, unnoticed so far, and was brought once more
+            self._end(key, "evicted")
         self._unused[key] = (num_tokens, now)
 
     def used(self, keys: Iterable[BlockKey]) -> None:

@@ -204,6 +204,41 @@ def test_a_prefetch_that_never_had_its_turn_is_no_fault_of_the_tier(below):
     w.device.free(slots)
 
 
+def test_a_load_that_comes_for_what_was_just_withdrawn_gets_it(below):
+    w = below(prompt(1, 20))
+    w.far.add("load", Fault(FaultKind.HANG))
+    job = w.prefetch(prompt(1, 20))
+    w.far.wait_hanging()
+    w.chain.cancel(job)
+    load, slots = w.begin_load(prompt(1, 12))
+    w.far.release()
+    w.settle()
+    assert (load.state, load.cause) == ("done", "")
+    assert w.loads == [8, 4], "what nobody wants is not read"
+    w.check(prompt(1, 12), 0, slots)
+    w.device.free(slots)
+
+
+def test_what_is_needed_now_has_a_loads_time_however_long_it_has_waited(below):
+    w = below(prompt(1, 16), prompt(2, 1), policy={"load_deadline_s": 100.0})
+    w.far.add("load", Fault(FaultKind.HANG))
+    w.prefetch(prompt(2, 1))
+    w.far.wait_hanging()
+    w.chain.links[1].config = w.chain.links[1].config.model_copy(update={"load_deadline_s": 5.0})
+    w.prefetch(prompt(1, 16))
+    w.clock.advance(4.0)
+    load, slots = w.begin_load(prompt(1, 16))
+    w.clock.advance(3.0)
+    w.chain.poll()
+    w.chain.poll()
+    assert not load.is_over
+    assert w.chain.links[1].is_up
+    w.far.release()
+    w.settle()
+    assert load.state == "done"
+    w.device.free(slots)
+
+
 # ---- the share of the host slots -------------------------------------------------------------------
 
 
@@ -240,6 +275,16 @@ def test_what_is_evicted_before_its_use_counts_no_longer(below):
     assert w.prefetch(prompt(2, 16)).num_tokens == 16 * BLOCK
     w.settle()
     assert w.used("evicted") == 16 * BLOCK
+
+
+def test_what_is_brought_twice_ends_twice(below):
+    w = below(prompt(1, 4))
+    for _ in range(2):
+        w.chain._parts.capacity.evict(w.chain.links[0], 64, is_final=True)
+        w.prefetch(prompt(1, 4))
+        w.settle()
+    w.load(prompt(1, 4))
+    assert (w.used("evicted"), w.used("used")) == (4 * BLOCK, 4 * BLOCK)
 
 
 def test_blocks_that_would_not_stay_are_not_prefetched(below):

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
-from flexkv_core.executor import Call, Completions, Message, TierWorkers, Verb
-from flexkv_core.testing import MemoryTier, context_for, make_values, small_layout
+from flexkv_core.executor import Call, Completed, Completions, Message, Returned, TierWorkers, Verb
+from flexkv_core.testing import (
+    FakeClock,
+    Fault,
+    FaultKind,
+    FaultTier,
+    MemoryTier,
+    context_for,
+    make_values,
+    small_layout,
+)
 
 
 class _Watched(Completions):
@@ -37,4 +47,39 @@ def test_a_call_is_open_until_its_message_is_there() -> None:
     assert completions.open == [1]
     workers.close()
     assert not workers.join(time.monotonic() + 10.0)
+    tier.close()
+
+
+class _Held(Completions):
+    """Lets the worker of a call go while its end is being told, and waits a moment for it."""
+
+    def __init__(self, tier: FaultTier) -> None:
+        super().__init__()
+        self._tier = tier
+        self.returned = threading.Event()
+
+    def put(self, message: Message) -> None:
+        if isinstance(message, Returned):
+            self.returned.set()
+        elif isinstance(message, Completed) and message.is_adrift:
+            self._tier.release()
+            self.returned.wait(0.2)
+        super().put(message)
+
+
+def test_nobody_hears_that_a_worker_is_back_before_it_was_given_up() -> None:
+    """Otherwise its slots are freed first, and kept back for ever after."""
+    layout = small_layout()
+    clock, tier = FakeClock(), FaultTier(MemoryTier(context_for(layout)))
+    completions = _Held(tier)
+    workers = TierWorkers("t", tier, load_threads=1, store_threads=1, completions=completions, clock=clock)
+    value = make_values(layout, 1)[0]
+    tier.add("load", Fault(FaultKind.HANG))
+    workers.submit(Call(Verb.LOAD, [value.key], [value.view], deadline=clock() + 1))
+    tier.wait_hanging()
+    workers.expire(clock() + 2)
+    assert completions.returned.wait(10.0)
+    workers.close()
+    assert not workers.join(time.monotonic() + 10.0)
+    assert [type(message) for message in completions.drain()] == [Completed, Returned]
     tier.close()
