@@ -92,6 +92,7 @@ class Capacity:
         """
         is_final = isinstance(message, Returned) or not message.is_adrift
         if is_final:
+            link.removal_ended(message.call)
             link.strays.update(dict.fromkeys(message.call.left))
             if message.call.left:
                 self._metrics.count("evict_failures", len(message.call.left), tier=link.name)

@@ -160,8 +160,17 @@ class Cascade:
             part.part(first, last)
             for part in parts
             if link.keeps_tails or not part.blocks.is_tail
-            for first, last in in_a_row(self.missing(link, part.blocks.keys))
+            for first, last in in_a_row(self._storable(link, part.blocks.keys))
         ]
+
+    def _storable(self, link: Link, keys: Sequence[BlockKey]) -> list[int]:
+        """Positions of the keys that a tier lacks, but for those that are just being removed there."""
+        lacking = self.missing(link, keys)
+        if not link.leaving:
+            return lacking
+        storable = [i for i in lacking if keys[i] not in link.leaving]
+        self._lose(link, len(lacking) - len(storable), "being_removed")
+        return storable
 
     # ---- calls begin ---------------------------------------------------------------------------
 
@@ -179,10 +188,13 @@ class Cascade:
             parts, lost = _split(parts, link.capacity_blocks)
             self._lose(link, _count(lost), "capacity")
         parts, later = _split(parts, self._fits(link))
-        self._put_off(link, later)
         if parts:
             gone, parts = self._make_room(link, parts)
             evicted = [*evicted, *gone]
+        if parts or link.backlog_bytes:
+            self._put_off(link, later)
+        else:  # nothing is under way whose end would call for them
+            self._lose(link, _count(later), "no_room")
         if not parts:
             link.evict(evicted, now)  # they are out of the index: nobody else would remove them
             return
@@ -280,7 +292,7 @@ class Cascade:
             for (key, parent, tokens), slot, value in zip(rows, slots, views, strict=True):
                 host.seal(slot, value, layout, key, parent, tokens)
 
-        link.workers.submit(
+        link.submit_removal(
             Call(
                 Verb.STORE,
                 keys,

@@ -5,7 +5,7 @@ Threads: the chain's thread only, apart from what ``executor`` and ``wrappers`` 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +73,8 @@ class Link:
             not pinned, so that a slow tier never fills the host pool.
         storing: Keys of stores that are under way.
         strays: Values that should have been removed and could not; tried again when the tier answers.
+        leaving: Keys of removals that are under way, and in how many: another thread could remove what is
+            stored meanwhile.
     """
 
     number: int
@@ -91,6 +93,7 @@ class Link:
     next_try: float = float("-inf")
     storing: set[BlockKey] = field(default_factory=set)
     strays: dict[BlockKey, None] = field(default_factory=dict)
+    leaving: Counter[BlockKey] = field(default_factory=Counter)
 
     @property
     def name(self) -> str:
@@ -181,7 +184,21 @@ class Link:
         """Have a worker remove values; any number."""
         if keys:
             deadline = now + self.config.store_deadline_s
-            self.workers.submit(Call(Verb.EVICT, list(keys), deadline=deadline, owner=self))
+            self.submit_removal(Call(Verb.EVICT, list(keys), deadline=deadline, owner=self))
+
+    def submit_removal(self, call: Call) -> None:
+        """Queue a call that removes values."""
+        if self.workers.store_threads > 1:  # a single one does everything in order
+            self.leaving.update(call.removes)
+        self.workers.submit(call)
+
+    def removal_ended(self, call: Call) -> None:
+        """Nobody removes values for this call any more."""
+        if self.leaving:
+            self.leaving.subtract(call.removes)
+            for key in call.removes:
+                if self.leaving[key] <= 0:
+                    del self.leaving[key]
 
     def batches(self, count: int, threads: int, most: int | None = None) -> list[range]:
         """Cut ``count`` keys into calls: as many at once as there are threads, none too long."""

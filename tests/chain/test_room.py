@@ -439,3 +439,39 @@ def test_a_slot_that_gets_the_same_block_again_is_sealed_anew(worlds):
     world.store(prompt(1, 1))
     world.store(prompt(2, 1))
     assert world.load(prompt(1, 1)) == BLOCK
+
+
+def test_what_waits_is_given_up_where_nothing_is_under_way_to_call_for_it(worlds):
+    below = FaultTier(memory(9))
+    world = worlds([(cpu_tier(LAYOUT, 16), {}), (below, {"load_threads": 1, "store_threads": 1})])
+    world.store(prompt(1, 9))
+    world.chain._parts.capacity.evict(world.chain.links[0], 16, is_final=True)
+    below.add("load", Fault(FaultKind.HANG))
+    load, _ = world.begin_load(prompt(1, 9), start=8 * BLOCK)  # the last block keeps all before it
+    below.wait_hanging()
+    store, _ = world.begin_store(prompt(2, 10))
+    world.until(lambda: store.is_over)
+    below.release()
+    world.settle()
+    assert load.state == "done"
+    assert world.count("store_dropped_blocks", cause="no_room", tier="tier1") == 9
+
+
+def test_what_comes_back_while_it_is_removed_is_not_lost_unnoticed(worlds):
+    tier = FaultTier(memory(8))
+    below = {"store_threads": 2, "breaker_failures": 0}
+    world = worlds([(cpu_tier(LAYOUT, 8), {}), (tier, below)])
+    world.store(prompt(1, 4))
+    world.store(prompt(2, 4))
+    tier.add("evict", Fault(FaultKind.HANG))
+    first, _ = world.begin_store(prompt(3, 1))
+    world.until(lambda: first.is_over)
+    tier.wait_hanging()  # one block of the first prompt is out of the index, and not removed yet
+    world.chain._parts.capacity.evict(world.chain.links[0], 8, is_final=True)
+    second, _ = world.begin_store(prompt(1, 4))
+    world.until(lambda: second.is_over)
+    assert world.count("store_dropped_blocks", cause="being_removed", tier="tier1") == 1
+    tier.release()
+    world.settle()
+    assert set(tier.inner.medium.values) == set(world.chain.index.keys(1))
+    assert not world.chain.links[1].leaving
