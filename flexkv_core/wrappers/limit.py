@@ -1,17 +1,20 @@
 """A tier that is read and written no faster than its configuration allows.
 
-A call waits in its worker's thread, never in the scheduler's, and only where its turn comes before the
-call's deadline; otherwise it ends at once as LIMITED, and is counted: what was to be loaded is computed,
-what was to be stored is not.  What a load will bring is estimated before and settled after.
+A call waits in its worker's thread, never in the scheduler's, and only where its turn comes early enough
+before the call's deadline for what such a call took lately; otherwise it ends at once as LIMITED, and is
+counted: what was to be loaded is computed, what was to be stored is not.  What a load will bring is
+estimated before and settled after.
 
-Threads: any; ``Allowance`` locks itself, and nobody waits while it is locked.
+Threads: any; ``Allowance`` locks itself, and nobody waits while it is locked.  Estimates are not locked:
+that one of two observations is lost does no harm.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..keys import BlockKey
@@ -23,7 +26,7 @@ from .deadline import remaining_s
 
 Clock = Callable[[], float]
 _WEIGHT = 0.2
-"""How much one load says of the next one's length."""
+"""How much one call says of the next one's length and time."""
 
 
 class Allowance:
@@ -78,8 +81,13 @@ class _Direction:
         self._bytes = Allowance(config.bytes_per_s, config.burst_s, clock) if config.bytes_per_s else None
         per_s = config.operations_per_s
         self._values = Allowance(per_s, config.burst_s, clock) if per_s else None
+        self._clock = clock
+        self._call_s = 0.0
 
-    def ask(self, num_values: int, num_bytes: float, most_wait_s: float) -> _Permit:
+    def ask(self, num_values: int, num_bytes: float) -> _Permit:
+        # One whose turn came at the last moment would be given up inside of the tier, and held against it.
+        left_s = remaining_s()
+        most_wait_s = max(min(left_s, 0.0), left_s - self._call_s)
         first = self._values.take(num_values, most_wait_s) if self._values is not None else 0.0
         if first is None:
             return _Permit(None, 0)
@@ -89,6 +97,15 @@ class _Direction:
                 self._values.give(num_values)
             return _Permit(None, 0)
         return _Permit(max(first, second), num_bytes)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Note how long a call takes, apart from its wait."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._call_s += _WEIGHT * (self._clock() - began - self._call_s)
 
     def settle(self, permit: _Permit, num_bytes: float) -> None:
         if self._bytes is not None:
@@ -129,12 +146,13 @@ class LimitedTier(WrappedTier):
 
     def load(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> list[Outcome]:
         expected = len(keys) * (self._load_bytes or float(max(map(len, into), default=0)))
-        permit = self._loads.ask(len(keys), expected, remaining_s())
+        permit = self._loads.ask(len(keys), expected)
         if not self._may_pass(permit, "load", len(keys)):
             return self._refused(len(keys))
         read = 0.0
         try:
-            outcomes = self.inner.load(keys, into)
+            with self._loads.timed():
+                outcomes = self.inner.load(keys, into)
             read = float(sum(outcome.num_bytes for outcome in outcomes if outcome.is_ok))
             good = sum(outcome.is_ok for outcome in outcomes)
             if good:
@@ -145,10 +163,11 @@ class LimitedTier(WrappedTier):
             self._loads.settle(permit, read)
 
     def store(self, keys: Sequence[BlockKey], values: Sequence[memoryview]) -> list[Outcome]:
-        permit = self._stores.ask(len(keys), sum(map(len, values)), remaining_s())
+        permit = self._stores.ask(len(keys), sum(map(len, values)))
         if not self._may_pass(permit, "store", len(keys)):
             return self._refused(len(keys))
-        return self.inner.store(keys, values)
+        with self._stores.timed():
+            return self.inner.store(keys, values)
 
     def interrupt(self) -> None:
         """The chain closes: nobody waits any more, and what waits ends as LIMITED."""

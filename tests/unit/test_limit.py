@@ -107,6 +107,22 @@ def test_a_load_is_settled_with_what_it_brought():
     assert timed.load() == (Status.OK, 1), "and this one what it read, not what the buffer could hold"
 
 
+def test_a_turn_that_leaves_no_time_for_the_call_is_none():
+    timed = Timed(load={"operations_per_s": 1})
+    timed.store()
+    load = timed.inner.load
+
+    def slow(keys, into):
+        timed.clock.advance(0.4)
+        return load(keys, into)
+
+    timed.inner.load = slow
+    for _ in range(30):
+        assert timed.load()[0] is Status.OK
+    assert timed.load(deadline_s=0.8) == (Status.LIMITED, 0), "0.6 s of waiting, and 0.4 s of reading"
+    assert timed.load(deadline_s=1.1) == (Status.OK, 1.0)
+
+
 def test_a_limited_load_reaches_no_driver_and_no_breaker():
     clock, states = FakeClock(), []
     inner = FaultTier(MemoryTier(context_for(LAYOUT)))
