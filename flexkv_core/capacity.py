@@ -99,8 +99,14 @@ class Capacity:
         is_answering = isinstance(message, Completed) and any(o.is_ok for o in message.outcomes)
         if link.strays and is_answering:
             keys = [key for key in link.strays if not self._index.has(link.number, key)]
-            link.strays.clear()
+            # What is being stored again is known only once it is: if it fails, the old value is still there.
+            link.strays = dict.fromkeys(self.being_stored(link, list(link.strays)))
             link.evict(keys, now)
+
+    def being_stored(self, link: Link, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """Those of the keys that have a place in a tier, and cannot be read there yet."""
+        places = [self._index.place(link.number, key) for key in keys]
+        return [key for key, at in zip(keys, places, strict=True) if at is not None and not at.is_ready]
 
     def _free_slots(self, direct: DirectTier, blocks: Stretch, *, is_final: bool) -> None:
         slots = direct.withdraw(blocks.keys)

@@ -368,6 +368,7 @@ class Cascade:
         # must not take room.
         if link.is_indexed:
             link.evict([key for key in batch.keys if not self._index.has(link.number, key)], now)
+            link.strays.update(dict.fromkeys(self._capacity.being_stored(link, batch.keys)))
 
     # ---- what holds a block --------------------------------------------------------------------
 

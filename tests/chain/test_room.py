@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from flexkv_core.testing import Fault, FaultKind, FaultTier, MemoryTier, context_for, small_layout
-from flexkv_core.tier import Status, TierCapabilities
+from flexkv_core.tier import Status, TierCapabilities, failed
 from tests.support.chains import World, cpu_tier
 
 LAYOUT = small_layout()
@@ -475,3 +477,38 @@ def test_what_comes_back_while_it_is_removed_is_not_lost_unnoticed(worlds):
     world.settle()
     assert set(tier.inner.medium.values) == set(world.chain.index.keys(1))
     assert not world.chain.links[1].leaving
+
+
+class Refusing(MemoryTier):
+    """Has no room for some blocks, which it says only when told to."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.refused: set[bytes] = set()
+        self.told = threading.Event()
+
+    def store(self, keys, values):
+        if self.refused.isdisjoint(keys):
+            return super().store(keys, values)
+        assert self.told.wait(10.0)
+        return [failed(Status.NO_SPACE, "made by the test")] * len(keys)
+
+
+def test_what_could_not_be_removed_is_tried_again_also_if_its_next_store_failed(worlds):
+    inner = Refusing(context_for(LAYOUT), TierCapabilities(capacity_bytes=8 * LAYOUT.slot_bytes))
+    tier = FaultTier(inner)
+    world = worlds([(cpu_tier(LAYOUT, 8), {}), (tier, {"store_threads": 2, "breaker_failures": 0})])
+    world.store(prompt(1, 1))
+    tier.add("evict", Fault(FaultKind.FAIL_KEYS))
+    world.chain.forget_all()
+    world.settle()
+    inner.refused = set(inner.medium.values)
+    job, _ = world.begin_store(prompt(1, 1))
+    world.until(lambda: job.is_over)
+    world.begin_store(prompt(2, 1))
+    world.until(lambda: world.chain.index.count(1) == 2 and world.chain.links[1].workers.num_open_stores == 1)
+    world.chain.poll()
+    inner.told.set()
+    world.settle()
+    world.store(prompt(3, 1))
+    assert set(inner.medium.values) == set(world.chain.index.keys(1))
