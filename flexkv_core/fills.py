@@ -335,9 +335,11 @@ class Fills:
 
     def _forget(self, link: Link, key: BlockKey, *, is_damaged: bool, now: float) -> None:
         """A tier that promised a block does not have it: do not promise it again."""
+        is_useless = is_damaged
         if not link.is_indexed:
             link.known.note(key, now, is_there=False)
         elif self._index.has(link.number, key) and not self._index.is_pinned(link.number, key):
             self._index.remove(link.number, [key])
-        if is_damaged and not link.config.read_only:
+            is_useless = True  # it may lie there all the same: one that no codec knows is a miss, too
+        if is_useless and not link.config.read_only:
             link.evict([key], now)

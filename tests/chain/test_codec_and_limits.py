@@ -164,6 +164,18 @@ def test_calls_that_queue_behind_a_limit_open_no_breaker(medium):
     w.close()
 
 
+def test_a_value_that_no_codec_knows_any_more_takes_no_room(medium):
+    w = world(medium, codec={"compress": "zstd"})
+    w.store(prompt(1, BLOCK))
+    w.chain._parts.capacity.evict(w.chain.links[0], 4, is_final=True)
+    for key, value in medium.values.items():
+        medium.values[key] = b"X" + bytes(value[1:])
+    assert w.load(prompt(1, BLOCK)) == 0
+    w.settle()
+    assert not medium.values
+    w.close()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_no_fault_below_a_codec_serves_a_wrong_token(seed):
     """``World.load`` checks every byte; a load that fails costs nothing but itself."""
