@@ -8,7 +8,7 @@ follows, which may end inside a block, is found between two neighbours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .keys import TOKEN_BYTES, BlockChain, BlockKey, common_tokens
 from .places import TierPlaces
@@ -137,8 +137,9 @@ def _match_whole(chain: BlockChain, whole: int, usable: Usable, tiers: Sequence[
         keys = chain.hash_to(min(whole, block + stride))
         stride *= 4
         known = min(len(keys), whole)
+        seen = _Seen()
         while block < known:
-            tier, last = _fastest_run(keys, block, known, usable, tiers)
+            tier, last = _fastest_run(keys, block, known, usable, tiers, seen)
             if last == block:
                 return runs
             if runs and runs[-1].tier == tier:
@@ -149,15 +150,37 @@ def _match_whole(chain: BlockChain, whole: int, usable: Usable, tiers: Sequence[
     return runs
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What was looked up already: tiers that have blocks in turns are not read again at each turn.
+
+    Attributes:
+        ready: Per tier one behind the last block of the run that was read last.
+        present: Per tier the first block that is there, of those behind where it was looked for.
+    """
+
+    ready: dict[int, int] = field(default_factory=dict)
+    present: dict[int, int] = field(default_factory=dict)
+
+
 def _fastest_run(
-    keys: Sequence[BlockKey], block: int, known: int, usable: Usable, tiers: Sequence[TierPlaces]
+    keys: Sequence[BlockKey],
+    block: int,
+    known: int,
+    usable: Usable,
+    tiers: Sequence[TierPlaces],
+    seen: _Seen,
 ) -> tuple[int, int]:
     """The fastest tier that has ``keys[block]``, and where the run of blocks it is fastest for ends."""
     for number, tier in enumerate(usable.tiers):
-        last = tiers[tier].ready_until(keys, block, known, usable.oldest[tier])
+        last = seen.ready.get(tier, 0)
+        if last <= block:
+            last = seen.ready[tier] = tiers[tier].ready_until(keys, block, known, usable.oldest[tier])
         if last > block:
             for faster in usable.tiers[:number]:
-                last = tiers[faster].first_of(keys, block + 1, last)
+                if seen.present.get(faster, 0) <= block:
+                    seen.present[faster] = tiers[faster].first_of(keys, block + 1, known)
+                last = min(last, seen.present[faster])
             return tier, last
     return -1, block
 

@@ -26,6 +26,10 @@ from .stretch import Stretch
 _LONGEST = 256
 """Blocks in one place at most, so that finding one of them inside stays cheap."""
 _SUPERSEDED_WALK = 32
+_NEIGHBOURS = 256
+"""So many siblings on each side are looked at for one that can be read: thousands may have expired."""
+_FIRST_LOOK = 64
+"""Keys looked for at once at first: mostly all are there or none is, and many need not be looked at."""
 
 Heads = list[tuple[bytes, BlockKey]]
 """First blocks of places: their encoded tokens, by which they are sorted, and their keys."""
@@ -70,13 +74,15 @@ class TierPlaces:
         place, at = self._find(key)
         return place.pins.get(at, 0)
 
-    def segments(self, keys: Sequence[BlockKey]) -> Iterator[tuple[int, Place, int, int]]:
-        """Where keys lie, as few answers as possible: ``(position, place, first, last)``.
+    def segments(
+        self, keys: Sequence[BlockKey], start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[int, Place, int, int]]:
+        """Where ``keys[start:stop]`` lie, as few answers as possible: ``(position, place, first, last)``.
 
         ``keys[position:]`` begins with ``place.keys[first:last]``.  Keys that are not there are left out.
         A place may be split once it was yielded.
         """
-        get, at, count = self._by_key.get, 0, len(keys)
+        get, at, count = self._by_key.get, start, len(keys) if stop is None else stop
         while at < count:
             place = get(keys[at])
             if place is None:
@@ -112,18 +118,22 @@ class TierPlaces:
         """One behind the last of ``keys[start:stop]`` that can be read, without a gap from ``start``."""
         at = start
         if self._is_readable(keys[start], oldest):  # not more than this one look where there is nothing
-            for position, place, first, last in self.segments(keys[start:stop]):
-                if start + position != at or not place.is_ready or place.created < oldest:
+            for position, place, first, last in self.segments(keys, start, stop):
+                if position != at or not place.is_ready or place.created < oldest:
                     break
                 at += last - first
         return at
 
     def first_of(self, keys: Sequence[BlockKey], start: int, stop: int) -> int:
         """Position of the first of ``keys[start:stop]`` that is here; ``stop`` if none is."""
-        by_key = self._by_key
-        if not by_key or by_key.keys().isdisjoint(keys[start:stop]):
-            return stop
-        return next(i for i in range(start, stop) if keys[i] in by_key)
+        by_key, count = self._by_key, _FIRST_LOOK
+        while by_key and start < stop:
+            part = keys[start : min(stop, start + count)]
+            if not by_key.keys().isdisjoint(part):
+                return start + next(i for i, key in enumerate(part) if key in by_key)
+            start += len(part)
+            count *= 4
+        return stop
 
     def followers(self, parent: bytes) -> Sequence[tuple[bytes, BlockKey]]:
         """What hangs below ``parent`` here: encoded tokens, in their order, and keys."""
@@ -146,7 +156,8 @@ class TierPlaces:
         siblings = self.followers(parent)
         at = bisect_left(siblings, (wanted, b""))
         for order in (range(at, len(siblings)), range(at - 1, -1, -1)):
-            yield (siblings[i] for i in order if self._is_readable(siblings[i][1], oldest))
+            near = (siblings[i] for i in order[:_NEIGHBOURS])
+            yield (sibling for sibling in near if self._is_readable(sibling[1], oldest))
 
     def superseded(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
         """Partly filled siblings whose tokens these blocks repeat, free to go."""

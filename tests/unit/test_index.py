@@ -7,6 +7,7 @@ import pytest
 from flexkv_core.index import BlockIndex
 from flexkv_core.keys import BlockChain, encode_tokens
 from flexkv_core.match import Inside, Usable
+from flexkv_core.places import TierPlaces
 from flexkv_core.policy import Fifo, Filo, Lru, Mru
 from flexkv_core.stretch import one_block
 
@@ -182,3 +183,41 @@ def test_a_tie_looks_past_a_slower_neighbour(index):
     put(index, 1, [0, 1, 3])
     put(index, 0, [0, 1, 7, 8])
     assert match(index, [0, 1, 2]).inside.tier == 0
+
+
+def looks(monkeypatch, run) -> int:
+    """How often ``run`` looks whether a block can be read, or where some lie."""
+    count = 0
+    readable, segments = TierPlaces._is_readable, TierPlaces.segments
+
+    def counted_readable(self, *args):
+        nonlocal count
+        count += 1
+        return readable(self, *args)
+
+    def counted_segments(self, *args):
+        nonlocal count
+        for found in segments(self, *args):
+            count += 1
+            yield found
+
+    monkeypatch.setattr(TierPlaces, "_is_readable", counted_readable)
+    monkeypatch.setattr(TierPlaces, "segments", counted_segments)
+    run()
+    return count
+
+
+def test_tiers_that_have_blocks_in_turns_are_read_once(index, monkeypatch):
+    keys = put(index, 1, range(1000 * SIZE))
+    put(index, 0, range(1000 * SIZE))
+    for key in keys[1::2]:
+        index.remove(0, [key])
+    assert len(match(index, range(1000 * SIZE)).runs) == 1000
+    assert looks(monkeypatch, lambda: match(index, range(1000 * SIZE), tiers=(0, 1))) < 5 * 1000
+
+
+def test_a_crowd_of_expired_neighbours_is_not_looked_through(index, monkeypatch):
+    for first in range(2000):
+        put(index, 0, [first, 0, 0, 0])
+    lookup = looks(monkeypatch, lambda: match(index, [1000, 1, 1, 1], tiers=(0,), oldest=1.0))
+    assert lookup < 1000
