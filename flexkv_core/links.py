@@ -46,6 +46,15 @@ class KnownKeys:
             return None
         return answer[0]
 
+    def there_until(self, keys: Sequence[BlockKey], start: int, stop: int, now: float) -> int:
+        """One behind the last of ``keys[start:stop]`` that is known to be there, without a gap."""
+        get = self._answers.get
+        for at in range(start, stop):
+            answer = get(keys[at])
+            if answer is None or not answer[0] or answer[1] < now:
+                return at
+        return stop
+
     def clear(self) -> None:
         """Forget everything."""
         self._answers.clear()

@@ -8,15 +8,18 @@ Threads: the chain's thread only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .choice import Choice
-from .keys import BlockChain
+from .keys import BlockChain, BlockKey
+from .links import Link
 from .match import Match, Run, Usable
 from .parts import ChainParts
 from .weighing import Weighing
 
 _NEVER = float("-inf")
+_FIRST_STRIDE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +111,35 @@ class Lookups:
             return match, False
         runs = list(match.runs)
         wants_probe = False
+        stride = _FIRST_STRIDE
         while number < whole:
-            key = chain.key(number)
-            answers = [(link, link.known.get(key, now)) for link in shared]
-            there = next((link for link, answer in answers if answer), None)
-            if there is None:
-                wants_probe = any(answer is None for _, answer in answers)
+            keys = chain.hash_to(min(whole, number + stride))  # made in strides: most prompts end sooner
+            stride *= 4
+            there, last = self._shared_run(shared, keys, number, min(len(keys), whole), now)
+            if last == number:
+                wants_probe = any(link.known.get(keys[number], now) is None for link in shared)
                 break
             if runs and runs[-1].tier == there.number:
-                runs[-1] = Run(there.number, runs[-1].first, number + 1)
+                runs[-1] = Run(there.number, runs[-1].first, last)
             else:
-                runs.append(Run(there.number, number, number + 1))
-            number += 1
+                runs.append(Run(there.number, number, last))
+            number = last
         if number == match.num_blocks:
             return match, wants_probe
         # A partly matched local block is dropped for the whole one that a shared tier has.
         return Match(tuple(runs), None, match.block_tokens), wants_probe
+
+    @staticmethod
+    def _shared_run(
+        shared: Sequence[Link], keys: Sequence[BlockKey], number: int, stop: int, now: float
+    ) -> tuple[Link, int]:
+        """The fastest of the tiers that is known to have ``keys[number]``, and a run of blocks in it."""
+        for link in shared:
+            # What a faster one lacks may end with the next block.
+            last = link.known.there_until(keys, number, stop if link is shared[0] else number + 1, now)
+            if last > number:
+                return link, last
+        return shared[0], number
 
     def _affordable(self, match: Match, start: int) -> tuple[Match, bool]:
         """Promise no more than host slots can carry at once; True if that made it shorter."""

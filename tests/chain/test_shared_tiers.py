@@ -128,3 +128,25 @@ def test_questions_that_only_wait_say_nothing_of_a_tier(medium):
     far.release()
     world.until(lambda: not world.chain.links[1].workers.num_open)
     world.close()
+
+
+def test_two_shared_tiers_take_turns_and_a_miss_hashes_little(medium):
+    rows = [(MemoryTier(context_for(LAYOUT), SHARED, Medium()), {}) for _ in range(2)]
+    world = World([(cpu_tier(LAYOUT, 300), {}), *rows])
+    sequence = world.sequence(prompt(1, 200 * BLOCK))
+    assert world.chain.lookup(sequence).wants_probe
+    assert len(sequence._keys) <= 16
+    now = world.clock()
+    for number, key in enumerate(sequence.keys(160)):
+        world.chain.links[1].known.note(key, now, is_there=number not in (0, 7, 8, 100))
+        world.chain.links[2].known.note(key, now, is_there=number in (0, 7, 8, 20, 100))
+    runs = world.chain.lookup(sequence).match.runs
+    assert [(run.tier, run.first, run.last) for run in runs] == [
+        (2, 0, 1),
+        (1, 1, 7),
+        (2, 7, 9),
+        (1, 9, 100),
+        (2, 100, 101),
+        (1, 101, 160),
+    ]
+    world.close()
