@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import xxhash
 
 from .keys import TOKEN_BYTES, BlockKey, block_key
-from .layout import HEADER_FIXED_BYTES, BlockLayout, round_up
+from .layout import HEADER_FIXED_BYTES, PAGE_BYTES, BlockLayout, round_up
 
 MAGIC = b"FLEXKVB\x01"
 VERSION = 1
@@ -90,7 +90,7 @@ def seal(slot: memoryview, layout: BlockLayout) -> int:
             layout,
             Header(header.key, header.parent, header.tokens, header.payload_bytes, total, is_sealed=True),
         )
-        padded = min(round_up(stop, 4096), len(slot))
+        padded = min(round_up(stop, PAGE_BYTES), len(slot))
         slot[stop:padded] = bytes(padded - stop)
     return stop
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from . import envelope
-from .errors import FlexKVError
 from .keys import BlockKey, block_key
 from .links import Link
 from .parts import ChainParts
@@ -55,7 +54,7 @@ def _take_over_tier(parts: ChainParts, link: Link, now: float, wall: float) -> t
                     bad += 1
                     if not parts.index.has(link.number, block.key):
                         useless.append(block.key)
-    except FlexKVError as exc:
+    except Exception as exc:  # noqa: BLE001 - a foreign driver: without its list the tier starts empty
         logger.warning("[FlexKV] tier %s cannot be listed: %s", link.name, exc)
     if bad:
         parts.metrics.count("foreign_blocks", bad, tier=link.name)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from .. import envelope
 from ..keys import BlockKey
-from ..layout import BlockLayout, round_up
+from ..layout import PAGE_BYTES, BlockLayout, round_up
 from ..tier import BufferState, Outcome, Status, Tier, failed, loaded
 from .base import WrappedTier
 from .encoding import is_encoded
@@ -45,5 +45,9 @@ class VerifiedTier(WrappedTier):
         padded = []
         for value in values:
             length = envelope.seal(value, self._layout)
-            padded.append(value[: min(len(value), round_up(length, self._alignment))])
+            stop = min(len(value), round_up(length, self._alignment))
+            clean = round_up(length, PAGE_BYTES)
+            if stop > clean:  # a seal clears a page's rest, and nothing of a slot's former block may leave
+                value[clean:stop] = bytes(stop - clean)
+            padded.append(value[:stop])
         return self.inner.store(keys, padded)

@@ -107,6 +107,28 @@ def test_restart_is_warm():
     again.close()
 
 
+@pytest.mark.parametrize("error", [OSError("no such disk"), TypeError("a bug"), RuntimeError("half way")])
+def test_a_driver_that_cannot_list_starts_empty(error):
+    tier = MemoryTier(context_for(LAYOUT))
+    world = World([(cpu_tier(LAYOUT, 8), {}), (tier, {})])
+    tokens = prompt(1, 4 * BLOCK)
+    world.store(tokens)
+    world.close()
+    again = MemoryTier(context_for(LAYOUT), medium=tier.medium)
+    listed = again.list_blocks
+
+    def breaks():
+        yield next(iter(listed()))[:2]
+        raise error
+
+    again.list_blocks = breaks
+    world = World([(cpu_tier(LAYOUT, 8), {}), (again, {})])
+    world.chain.warm_up()
+    assert world.store(tokens)
+    assert world.load(tokens) == len(tokens)
+    world.close()
+
+
 def test_a_longer_tail_takes_the_place_of_a_shorter_one(host_world):
     for length in range(1, BLOCK + 1):
         host_world.store(prompt(1, length))

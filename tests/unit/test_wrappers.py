@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flexkv_core.envelope import write_header
 from flexkv_core.errors import (
     CorruptBlockError,
     TierAccessError,
@@ -14,6 +15,7 @@ from flexkv_core.errors import (
     TierUnavailableError,
     UnsupportedOperationError,
 )
+from flexkv_core.keys import block_key, encode_tokens
 from flexkv_core.metrics import Metrics
 from flexkv_core.models import TierConfig
 from flexkv_core.testing import (
@@ -143,6 +145,19 @@ def test_stored_values_are_padded_to_the_alignment(alignment):
         length = len(inner.medium.values[value.key])
         assert length % alignment == 0
         assert value.num_bytes <= length < value.num_bytes + alignment
+
+
+@pytest.mark.parametrize("alignment", [1, 4096, 16384])
+def test_nothing_of_a_slots_former_block_is_stored_as_padding(alignment):
+    layout = small_layout(block_tokens=64, num_layers=8, row_bytes=512)
+    inner = MemoryTier(context_for(layout), TierCapabilities(alignment_bytes=alignment))
+    slot = aligned_buffer(layout.slot_bytes, fill=0xEE)
+    tokens = encode_tokens([1])
+    write_header(slot, layout, block_key(bytes(32), tokens), bytes(32), tokens)
+    slot[layout.header_bytes :][: layout.token_bytes] = bytes(layout.token_bytes)
+    VerifiedTier(inner, layout).store([block_key(bytes(32), tokens)], [slot])
+    (value,) = inner.medium.values.values()
+    assert b"\xee" * 4 not in bytes(value)
 
 
 # ---- retry ---------------------------------------------------------------------------------------
