@@ -42,6 +42,7 @@ class _Seen:
         found: What it was last promised.
         is_told: Whether its receipt was written that computing it is sooner than loading it.
         prefetch: The prefetch that was begun for it.
+        is_spent: Whether it has waited for a load in vain: it is promised nothing more.
         have: Device prefix that ``origin`` speaks of.
         origin: Where the promised tokens were when they were first promised, by tier.
     """
@@ -53,6 +54,7 @@ class _Seen:
     found: Lookup | None = None
     is_told: bool = False
     prefetch: int = NO_TASK
+    is_spent: bool = False
     have: int = -1
     origin: dict[str, int] = field(default_factory=dict)
 
@@ -115,6 +117,8 @@ class FlexKVConnector:
         if not self.manager.may_share(scope):
             return 0
         seen = self._sequence_of(handle, tokens, num_tokens, scope)
+        if seen.is_spent:
+            return 0
         found = self.manager.lookup(seen.sequence, start=have, scope=scope)
         if found.wants_probe and not seen.has_asked and not self.manager.chain.num_probes:
             seen.has_asked = True  # once a request: what it learns is known for a while
@@ -130,6 +134,16 @@ class FlexKVConnector:
         self._bring_nearer(handle, seen, found, scope)
         return found.num_tokens - have
 
+    def load_failed(self, handle: Hashable) -> None:
+        """A request has waited for a load that did not come.
+
+        It may stay in the queue, and be matched again when the tier is back: it waits no second time, so that
+        no request is slower than its recompute and one deadline.
+        """
+        seen = self._seen.get(handle)
+        if seen is not None:
+            seen.is_spent = True
+
     def _sequence_of(
         self, handle: Hashable, tokens: Callable[[], Sequence[int]], num_tokens: int, scope: Scope
     ) -> _Seen:
@@ -141,7 +155,8 @@ class FlexKVConnector:
         if seen is not None:  # a chunk more, or the answer behind the prompt: the keys so far stay
             sequence.adopt_keys(seen.sequence)
         prefetch = seen.prefetch if seen is not None else NO_TASK
-        seen = self._seen[handle] = _Seen(num_tokens, sequence, prefetch=prefetch)
+        is_spent = seen is not None and seen.is_spent
+        seen = self._seen[handle] = _Seen(num_tokens, sequence, prefetch=prefetch, is_spent=is_spent)
         if len(self._seen) > _MOST_SEEN:  # before 0.5.20 nobody tells of requests that left the queue
             del self._seen[next(iter(self._seen))]
         return seen

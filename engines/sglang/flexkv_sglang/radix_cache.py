@@ -296,6 +296,7 @@ class FlexKVRadixCache(SeamRadixCache):
         if time.monotonic() < load.deadline:
             return Verdict.ASK_AGAIN
         self._give_up(handle)
+        self.connector.load_failed(handle)
         return Verdict.RECOMPUTE
 
     def _collect(
@@ -309,6 +310,7 @@ class FlexKVRadixCache(SeamRadixCache):
             else self._into_tree(handle, load)
         )
         if placed is None:
+            self.connector.load_failed(handle)
             return Verdict.RECOMPUTE
         compat.report_storage_tokens(req, min(storage, load.count))
         return Loaded(*placed)

@@ -78,6 +78,30 @@ def test_a_load_that_fails_is_computed(tmp_path: Path, fault: Fault, prefetch: b
         assert sum(again.cached or ()) == 99
 
 
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_a_request_waits_in_vain_once(tmp_path: Path, how: str) -> None:
+    """One that stays in the queue after its load has failed is promised nothing more; others are."""
+    disk = ssd(tmp_path / "disk", load_threads=1, load_deadline_s=60)
+    with world(tmp_path, tiers=[cpu(), disk]) as w:
+        w.ask(range(100))
+    tier, wrap = _faulty()
+    engine = QUICK | {"prefetch": False, "load_deadline_s": 0.3}
+    with world(tmp_path, tiers=[cpu(), disk | {"breaker_failures": 0}], wrap=wrap, engine=engine) as w:
+        tier[0].always("load", Fault(FaultKind.RAISE if how == "fails" else FaultKind.HANG))
+        job = w.submit(range(100))
+        assert w.match(job) > 0
+        verdicts = []
+        plain = w.cache.connector.load_failed
+        w.cache.connector.load_failed = lambda handle: (plain(handle), verdicts.append(w.match(job)))
+        w.run(job)
+        assert verdicts == [0]
+        tier[0].always("load", None)
+        tier[0].release()
+        w.settle()
+        assert w.flush()
+        assert sum(w.ask(range(100)).cached) == 99
+
+
 @pytest.mark.parametrize("fault", BAD.values(), ids=BAD.keys())
 def test_a_store_that_fails_is_only_counted(tmp_path: Path, fault: Fault) -> None:
     """HS-38, HS-39: locks and pins come back, the host tier serves, the disk is not believed."""
