@@ -41,6 +41,7 @@ class LayerLoad:
         deadline: When a wait for it fails, in monotonic seconds.
         ready_to: The last layer that is known to be there; -1 for none.
         is_asked: A pass has asked for one of its layers.
+        is_due: It had not ended when the last pass began, which then must ask.
         is_ordered: A stream was told to wait for it, so that a failure later is seen too late.
         failure: Which layer did not come, and why; empty while all is well.
     """
@@ -52,6 +53,7 @@ class LayerLoad:
     deadline: float
     ready_to: int = -1
     is_asked: bool = False
+    is_due: bool = True
     is_ordered: bool = False
     failure: str = ""
 
@@ -98,8 +100,10 @@ class LayerWaits:
         return self._batch is not None or self._counters.has_idle
 
     def begin_batch(self) -> None:
-        """Loads from now on are for another pass than those before."""
+        """A pass begins: loads from now on are for another one."""
         self._batch = None
+        for load in self._loads:
+            load.is_due = not load.ticket.is_over
 
     def open(self, ticket: Ticket, task: int, *, by_worker: bool = False) -> LayerLoad:
         """Have passes wait for a load.  ``may_open`` must say so.
@@ -131,9 +135,9 @@ class LayerWaits:
         """After a pass that reads its loads: those of which it asked for nothing have failed.
 
         Such a pass does not call us (it is replayed as a graph that nobody told us of): it may have read
-        anything.  Returns whether there were any.
+        anything, also where the copy has ended meanwhile.  Returns whether there were any.
         """
-        found = [load for load in self._loads if not (load.is_asked or load.failure or load.ticket.is_over)]
+        found = [load for load in self._loads if load.is_due and not (load.is_asked or load.failure)]
         for load in found:
             self._fail(load, 0, "the pass that reads it asked for no layer")
         return bool(found)

@@ -76,6 +76,7 @@ class CudaGpu(Gpu):
         self._words = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
         self._movers: dict[int, Launcher] = {}
         self._sender: Launcher | None = None
+        self._reader: Stream | None = None
         self._attributes = (ctypes.c_int * 6)(_IN_STREAM_ORDER)
         self._first = (ctypes.c_size_t * 1)(0)
         self._has_batches = self._calls[True].batch is not None
@@ -136,7 +137,9 @@ class CudaGpu(Gpu):
 
     def word(self, table: Table, at: int) -> int:
         assert isinstance(table, CudaTable)
-        with torch.cuda.stream(torch.cuda.Stream(self.device)):
+        if self._reader is None:  # one of ours: others' work may be queued on a stream of torch's common pool
+            self._reader = self.stream()
+        with torch.cuda.stream(self._reader):
             return int(table.on_device[at].item())
 
     def holds(self, tensor: torch.Tensor) -> bool:

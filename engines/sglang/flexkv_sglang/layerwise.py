@@ -269,15 +269,18 @@ class LayerwiseLoads:
     def visible(self, params: Any) -> Any:
         """A query without what failed loads left; the request's own KV then stays out of the tree, too.
 
-        Before 0.5.22 a chunked request cannot stay out: one that the tree gives dead slots is aborted.
+        Before 0.5.22 a chunked request cannot stay out: one that the tree gives dead slots is aborted.  What
+        SGLang asks of its own after an insert, without a request, must find all that it has put there.
         """
+        if params.req is None:
+            return params
         key = params.key
         for entry in self._dead:
             if _shared(key, entry.key) > entry.have:
                 key = key[: entry.have]
         if key is params.key:
             return params
-        if params.req is not None and compat.seam().generation is Generation.CHECKPOINT:
+        if compat.seam().generation is Generation.CHECKPOINT:
             params.req.skip_radix_cache_insert = True
         return replace(params, key=key)
 

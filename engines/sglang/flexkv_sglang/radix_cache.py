@@ -181,7 +181,11 @@ class FlexKVRadixCache(SeamRadixCache):
         self._counter_log = CounterLog(metrics, config.engine.log_counters_s)
         self.connector = FlexKVConnector(manager, config.engine, first_tier=config.tiers[0].name)
         self._token_bytes = planes.layout.token_bytes
-        self._await_layers(ctx, planes, transfer, manager)
+        try:
+            self._await_layers(ctx, planes, transfer, manager)
+        except BaseException:
+            manager.shutdown()
+            raise
         logger.info(
             "[FlexKV] Connector ready rank=%d/%d: layerwise=%s, prefetch=%s, tiers=%s, %s, namespace=%s",
             ctx.tp_rank,
@@ -204,8 +208,15 @@ class FlexKVRadixCache(SeamRadixCache):
         if missing:
             logger.warning("[FlexKV] loads are awaited as a whole: this SGLang has no %s", missing)
             return
+        try:
+            counters = LayerCounters(num_layers)
+        except OSError as exc:
+            if mode is True:
+                raise EngineError(f"no descriptors for {num_layers} layers (ulimit -n): {exc}") from exc
+            logger.warning("[FlexKV] loads are awaited as a whole: no descriptors for their layers: %s", exc)
+            return
         waits = LayerWaits(
-            LayerCounters(num_layers),
+            counters,
             timeout_s=self._engine.load_deadline_s,
             rank=ctx.tp_rank,
             is_alive=transfer.is_alive,

@@ -13,14 +13,16 @@ from tests.engines.sglang.versions import TREES, run_raw
 
 OLDER = list(TREES)[1:]
 PARTS = {
-    "whole": (("test_radix_cache.py", "test_radix_cache_border.py", "test_weights.py"), ""),
+    "whole": (("test_radix_cache.py", "test_radix_cache_border.py", "test_weights.py"), "", 40),
     "faults": (
         ("test_radix_cache_faults.py", "test_radix_cache_order.py"),
         "computed or only_counted or limited or refused or beginning or twice or chunks or abort or flush or "
         "reset or weights or sleep or end_is_bounded or factory or evict or retract or two_requests",
+        40,
     ),
+    "layers": (("test_radix_cache_layerwise.py",), "only_the_batch", 6),
 }
-"""Files that run in one process, and which of their tests."""
+"""Files that run in one process, which of their tests, and how many these are at least."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,10 +33,10 @@ pytestmark = [
 @pytest.mark.parametrize("version", OLDER)
 @pytest.mark.parametrize("part", PARTS)
 def test_the_scheduler_model_over(version: str, part: str) -> None:
-    files, chosen = PARTS[part]
+    files, chosen, at_least = PARTS[part]
     args = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-k", chosen]
     done = run_raw(version, [*args, *(f"tests/engines/sglang/{file}" for file in files)], 600)
     assert done.returncode == 0, done.stdout[-6000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
-    assert int(passed.group(1)) >= 40, done.stdout[-500:]
+    assert int(passed.group(1)) >= at_least, done.stdout[-500:]

@@ -20,6 +20,7 @@ from flexkv_core import EngineError
 from flexkv_core.layerwise import counters
 from flexkv_sglang import compat, radix_cache
 from flexkv_sglang.layerwise import LayerDoneCounter, ModeChoice, lacks
+from flexkv_sglang.seam import Generation
 from tests.support.sglang_device import LAYERS
 from tests.support.sglang_world import Job, SglangWorld, cpu, ssd, world
 
@@ -337,6 +338,10 @@ def _fail(w: SglangWorld, how: str) -> None:
         _loads(w)._waits._is_alive = lambda: False
 
 
+STAYS_OUT = compat.seam().generation is Generation.CHECKPOINT
+"""Whether a request can be kept out of the tree while the tree holds dead slots (0.5.22 and later)."""
+
+
 @pytest.mark.parametrize("how", ["late", "failed", "dead"])
 @pytest.mark.parametrize("page", PAGES)
 def test_only_the_batch_of_a_failed_load_is_aborted(
@@ -355,7 +360,7 @@ def test_only_the_batch_of_a_failed_load_is_aborted(
         assert time.monotonic() - began < 2
         for victim in victims:
             assert victim.req.finished_reason.to_json()["status_code"] == 503
-            assert not victim.req.output_ids
+            assert not victim.req.output_ids or not STAYS_OUT
         assert len(bystander.req.output_ids) == 4
         assert not bystander.req.skip_radix_cache_insert
         message = victims[0].req.finished_reason.message
@@ -369,6 +374,7 @@ def test_only_the_batch_of_a_failed_load_is_aborted(
             again = w.submit([*range(64), 3], outputs=2)
             w.run(again)
             assert again.cached == (0, 0, 0)
+            assert again.req.finished_reason.to_json()["type"] == ("length" if STAYS_OUT else "abort")
             assert dead.isdisjoint(w._free())
             w.transfer.layers = LAYERS
             _until(w, lambda: _loads(w).is_idle)
@@ -467,6 +473,39 @@ def test_a_prefill_that_asks_for_nothing_is_found_out(tmp_path: Path) -> None:
         w.kv.layer_transfer_counter = counter
         assert w.ask([*range(100, 164), *range(900, 910)]).cached == (0, 64, 0)
         assert not _loads(w).wants(1 << 40)
+
+
+def test_a_copy_that_ends_while_its_pass_is_launched_does_not_hide_it(tmp_path: Path) -> None:
+    """What began before the copy had ended may have read anything, however soon it ended then."""
+    with world(tmp_path, engine=IP) as w:
+        _stored(w, range(64))
+        w.transfer.layers = 0
+        w.kv.layer_transfer_counter = None
+        plain = _loads(w).abort_failed
+
+        def late(scheduler: Any, batch: Any) -> None:
+            w.transfer.layers = LAYERS
+            _until(w, lambda: all(load.ticket.is_over for load in _loads(w)._waits._loads))
+            plain(scheduler, batch)
+
+        _loads(w).abort_failed = late  # type: ignore[method-assign]
+        victim = w.submit([*range(64), *range(900, 910)], outputs=2)
+        w.run(victim)
+        assert victim.req.finished_reason.to_json()["status_code"] == 503
+
+
+def test_too_few_descriptors_take_the_mode_and_not_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(radix_cache, "LayerCounters", none_left)
+    with pytest.raises(EngineError, match="ulimit"), world(tmp_path, engine=IP):
+        pass
+    monkeypatch.setattr(radix_cache.ModeChoice, "may_be_by_layer", True)
+    with world(tmp_path) as w:
+        assert w.cache._layerwise is None
 
 
 @pytest.mark.parametrize("lack", ["pool", "worker"])
