@@ -432,7 +432,8 @@ class FlexKVRadixCache(SeamRadixCache):
 
     @_fails_open(None)
     def on_pass_begins(self, num_tokens: int) -> None:
-        self._prefill.begins(num_tokens)
+        waits = bool(self._ordered) or (self._layerwise is not None and not self._layerwise.is_idle)
+        self._prefill.begins(0 if waits else num_tokens)  # a pass behind a copy tells nothing of computing
 
     @_fails_open(None)
     def on_pass_ends(self) -> None:

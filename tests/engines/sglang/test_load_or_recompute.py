@@ -49,6 +49,19 @@ def test_the_faster_way_is_taken_and_told(
         assert w.count("promises_broken") == 0
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_pass_that_waits_for_a_copy_tells_nothing_of_computing(tmp_path: Path, waits: bool) -> None:
+    with world(tmp_path, tiers=[cpu(), ssd(tmp_path / "disk", **AUTO)]) as w:
+        told: list[int] = []
+        w.manager.note_prefill = lambda num_tokens, _seconds: told.append(num_tokens)
+        if waits:
+            w.cache._ordered.append((1, None))
+        w.cache.on_pass_begins(100)
+        w.cache._ordered.clear()
+        w.cache.on_pass_ends()
+        assert told == ([] if waits else [100])
+
+
 def test_a_decision_is_told_once_however_often_a_request_is_ranked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
