@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,14 @@ def test_a_dead_store_is_a_recompute_and_comes_back(redis: RedisServer, pair: Pa
     redis.start()
     later = prompt(4 * BLOCK, seed=34)
 
-    def is_back() -> bool:
-        ask_after_flush(first, prompt(BLOCK + 1, seed=35))  # traffic, by which the tier is probed
-        return " is up" in first.log_text()
+    seeds, empty = count(1000), pair.store.num_blocks()
 
-    wait_until(is_back, "the tier is up again")
+    def is_back() -> bool:
+        # Traffic, by which the tier is probed: a prompt that the host tier has asks nobody.
+        ask_after_flush(first, prompt(BLOCK + 1, seed=next(seeds)))
+        return pair.store.num_blocks() > empty
+
+    wait_until(is_back, "the tier takes blocks again")
     before = pair.store.num_blocks()
     fresh = ask(first, later)
     pair.wait_for_blocks(before + 4)
