@@ -38,10 +38,16 @@ _STATUS_OF: Sequence[tuple[type[TierError], Status]] = (
     (UnsupportedOperationError, Status.UNSUPPORTED),
 )
 _LOG_EVERY_S = 10.0
+_BLANK = bytes(8)
+"""Longer than no magic number: a buffer that begins with it holds no value."""
 
 
 class GuardedTier(WrappedTier):
-    """A tier that never raises from a data method and always returns as many outcomes as keys."""
+    """A tier that never raises from a data method and always returns as many outcomes as keys.
+
+    A buffer's former content may be the very value that is asked for: it is made none before the driver
+    is called, so that only what this call wrote can pass for a value.
+    """
 
     def __init__(self, inner: Tier, name: str, metrics: Metrics) -> None:
         super().__init__(inner)
@@ -53,6 +59,8 @@ class GuardedTier(WrappedTier):
         return self._call("lookup", len(keys), lambda: self.inner.lookup(keys))
 
     def load(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> list[Outcome]:
+        for view in into:
+            view[: len(_BLANK)] = _BLANK
         return self._call("load", len(keys), lambda: self.inner.load(keys, into))
 
     def store(self, keys: Sequence[BlockKey], values: Sequence[memoryview]) -> list[Outcome]:

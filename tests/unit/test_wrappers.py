@@ -80,7 +80,7 @@ def statuses(outcomes) -> list[str]:
 def test_guard_turns_errors_into_outcomes(tier, operation, error, status):
     metrics = Metrics()
     tier.add(operation, Fault(FaultKind.RAISE, error=error))
-    views = [value.view for value in VALUES]
+    views = buffers() if operation == "load" else [value.view for value in VALUES]
     call = getattr(GuardedTier(tier, "t", metrics), operation)
     assert statuses(call(KEYS, views) if operation in ("load", "store") else call(KEYS)) == [status] * 4
     assert metrics.value("driver_bugs") == (not isinstance(error, TierError))
@@ -92,6 +92,16 @@ def test_guard_answers_for_every_key(tier, kind):
     tier.add("load", Fault(FaultKind[kind]))
     assert statuses(GuardedTier(tier, "t", metrics).load(KEYS, buffers())) == ["invalid"] * 4
     assert metrics.value("driver_bugs", operation="load") == 1
+
+
+def test_what_a_buffer_held_before_is_not_what_was_loaded(tier):
+    """A driver says OK and wrote nothing, and the buffer still holds the value of a former load."""
+    checked = VerifiedTier(GuardedTier(tier, "t", Metrics()), LAYOUT)
+    views = buffers()
+    assert statuses(checked.load(KEYS, views)) == ["ok"] * 4
+    tier.add("load", Fault(FaultKind.LIE))
+    assert statuses(checked.load(KEYS, views)) == ["corrupt"] * 4
+    assert statuses(checked.load(KEYS, views)) == ["ok"] * 4
 
 
 # ---- check ---------------------------------------------------------------------------------------
