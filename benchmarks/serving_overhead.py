@@ -1,11 +1,12 @@
 """What the chain costs a server with nothing to reuse: the real SGLang on the CPU, with it and without.
 
-    python benchmarks/serving_overhead.py [--prompts 6] [--tokens 256] [--new 8] [--rounds 3]
+    python benchmarks/serving_overhead.py [--prompts 6] [--tokens 256] [--new 8] [--rounds 15]
 
 SmolLM2-135M, prompts that share nothing, four at a time.  Two servers, the plain radix cache and a CPU + SSD
 chain, are asked in turn, so both see the same machine; the one that is not asked stands still (SIGSTOP), for
-an idle server spins.  Each figure is the median of the rounds.  Every prompt is stored in both tiers while it
-is served.  The processor time of a server's processes is the steadier figure on a busy machine.
+an idle server spins.  Both are compared round by round; the median counts, and the quartiles beside it tell
+how far the machine can be trusted.  Every prompt is stored in both tiers while it is served.  The processor
+time of a server's processes is the steadier figure on a busy machine.
 """
 
 from __future__ import annotations
@@ -80,6 +81,12 @@ def one_round(running: ServerProcess, prompts: list[list[int]], new: int) -> tup
     return wall, used
 
 
+def spread(ratios: list[float]) -> str:
+    """The median, and the quartiles round it."""
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"{middle:+.1%}  (quartiles {low:+.1%}, {high:+.1%})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -87,7 +94,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--new", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     model = ROOT / ".cache" / "demo" / "smollm2-135m"
     if not is_complete(model):
@@ -117,13 +124,13 @@ def main() -> None:
     print(
         f"{args.prompts} prompts of {args.tokens} tokens, {args.new} new ones each; median of {args.rounds}"
     )
-    wall = {name: statistics.median(row[0] for row in found) for name, found in rows.items()}
-    work_s = {name: statistics.median(row[1] for row in found) for name, found in rows.items()}
-    for name in rows:
-        rate = args.prompts * (args.tokens + args.new) / wall[name]
-        print(f"  {name:8} {wall[name]:8.2f} s  {rate:8.1f} tokens/s  {work_s[name]:8.2f} processor s")
-    print(f"  throughput lost: {1 - wall['plain'] / wall['flexkv']:+.1%}")
-    print(f"  processor time added: {work_s['flexkv'] / work_s['plain'] - 1:+.1%}")
+    for name, found in rows.items():
+        wall, work_s = (statistics.median(row[i] for row in found) for i in (0, 1))
+        rate = args.prompts * (args.tokens + args.new) / wall
+        print(f"  {name:8} {wall:8.2f} s  {rate:8.1f} tokens/s  {work_s:8.2f} processor s")
+    pairs = list(zip(rows["plain"], rows["flexkv"], strict=True))
+    print(f"  throughput lost:      {spread([1 - one[0] / other[0] for one, other in pairs])}")
+    print(f"  processor time added: {spread([other[1] / one[1] - 1 for one, other in pairs])}")
 
 
 if __name__ == "__main__":
