@@ -28,9 +28,10 @@ CPU_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
     # SGLang's torch_native attention computes rows of uninitialized queries and drops them. Where those
-    # bytes happen to be denormal numbers, one layer takes 7 s instead of 0.1 s (3,094 tokens). Large
-    # blocks straight from the kernel are zero. Source: sglang 0.5.23, attention/torch_native_backend.py.
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+    # bytes happen to be denormal numbers, one layer takes 7 s instead of 0.1 s (3,094 tokens), and a prompt
+    # of 320 tokens 12 s instead of 2. Blocks straight from the kernel are zero.
+    # Source: sglang 0.5.23, attention/torch_native_backend.py.
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 10),
 }
 """Variables that a server on a CPU needs."""
 
