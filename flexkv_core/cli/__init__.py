@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import os
 import pkgutil
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -22,7 +24,11 @@ from ..errors import FlexKVError
 OK, FAILED, INTERRUPTED = 0, 1, 130
 
 _DESCRIPTION = "A tiered KV cache for LLM serving: CPU, SSD and remote tiers in a chain written in YAML."
-_EPILOG = "Exit status: 0 all is well; 1 a check failed or the work could not be done; 2 wrong usage."
+_EPILOG = """\
+flexkv VERB --help tells more of each.
+
+Exit status: 0 all is well; 1 a check failed or the work could not be done; 2 wrong usage.
+"""
 
 
 def verbs() -> dict[str, str]:
@@ -33,13 +39,32 @@ def verbs() -> dict[str, str]:
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser with every verb, or with one."""
-    parser = argparse.ArgumentParser(prog="flexkv", description=_DESCRIPTION, epilog=_EPILOG)
+    parser = argparse.ArgumentParser(
+        prog="flexkv", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=_Help
+    )
     parser.add_argument("--version", action="store_true", help="say the version and end")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
     for verb, module in verbs().items():
         if only in (None, verb):
             import_module(module).add_parser(subparsers)
+    for subparser in subparsers.choices.values():
+        subparser.formatter_class = _Help
+        subparser.description = _plain(subparser.description or "")
     return parser
+
+
+class _Help(argparse.HelpFormatter):
+    """Paragraphs stay paragraphs, each as wide as the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
+        return "\n\n".join(textwrap.fill(part, width, initial_indent=indent) for part in paragraphs)
+
+
+def _plain(doc: str) -> str:
+    """A verb's docstring as help: without its own name in front, and without marks of code."""
+    text = re.sub(r"^flexkv [^:]*: ", "", doc.replace("``", ""))
+    return text[:1].upper() + text[1:]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,8 +99,7 @@ def _run(module: str, args: argparse.Namespace) -> int:
         status = int(import_module(module).run(args))
         sys.stdout.flush()
     except FlexKVError as exc:
-        print(f"flexkv {args.verb}: {type(exc).__name__}", file=sys.stderr)
-        print("\n".join(f"  {line}" for line in str(exc).splitlines()), file=sys.stderr)
+        print(f"flexkv {args.verb}: " + "\n  ".join(str(exc).splitlines()), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

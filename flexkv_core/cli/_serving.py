@@ -158,7 +158,8 @@ class EngineClient:
                 said = exc.read(2000).decode(errors="replace").strip()
             raise EngineError(f"{self.base_url}{path} answered {exc.code}: {said}") from exc
         except OSError as exc:
-            raise EngineError(f"{self.base_url}{path}: {exc}") from exc
+            why = getattr(exc, "reason", exc)  # urllib wraps what the socket said
+            raise EngineError(f"no answer from {self.base_url}{path}: {why}") from exc
 
 
 def _answer(body: Mapping[str, Any], seconds: float, first_token_s: float) -> Answer:

@@ -40,9 +40,23 @@ DEFAULT_ENTRIES = 57
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add this verb to the command line."""
     parser = subparsers.add_parser("demo", help="see the chain at work on this machine", description=__doc__)
-    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "flexkv-demo")
-    parser.add_argument("--model-path", type=Path, help="another model than SmolLM2-135M-Instruct")
-    parser.add_argument("--entries", type=int, default=DEFAULT_ENTRIES, help="length of the document")
+    parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path.home() / ".cache" / "flexkv-demo",
+        metavar="DIR",
+        help="the model, the chain's files and the logs go there (default %(default)s)",
+    )
+    parser.add_argument(
+        "--model-path", type=Path, metavar="DIR", help="another model than SmolLM2-135M-Instruct"
+    )
+    parser.add_argument(
+        "--entries",
+        type=int,
+        default=DEFAULT_ENTRIES,
+        metavar="N",
+        help="length of the document, in days of its log (default %(default)s: 3,000 tokens)",
+    )
     parser.add_argument("--server-args", default="", help="further arguments for SGLang, in one string")
     parser.add_argument("--keep", action="store_true", help="leave the chain's files and the logs")
     parser.set_defaults(run=run)

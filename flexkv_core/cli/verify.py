@@ -42,9 +42,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "verify", help="compare a server's output with and without the chain", description=__doc__
     )
-    parser.add_argument("--host", default="127.0.0.1:30000", help="the server's address and port")
-    parser.add_argument("--phase", choices=["baseline", "test"], required=True)
-    parser.add_argument("--baseline-file", type=Path, default=Path("/tmp/flexkv_baseline.json"))
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1:30000",
+        metavar="HOST:PORT",
+        help="the server's address (default %(default)s)",
+    )
+    parser.add_argument(
+        "--phase",
+        choices=["baseline", "test"],
+        required=True,
+        help="baseline: a server without the chain; test: the same server with it",
+    )
+    parser.add_argument(
+        "--baseline-file",
+        type=Path,
+        default=Path("/tmp/flexkv_baseline.json"),
+        metavar="FILE",
+        help="where the first phase keeps its answers for the second one (default %(default)s)",
+    )
     parser.add_argument(
         "--api-key-env", metavar="NAME", help="the variable that holds the server's API key, if it wants one"
     )
