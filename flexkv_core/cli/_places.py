@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import tempfile
@@ -88,23 +89,45 @@ def takes_direct_io(folder: Path) -> bool:
         return True
 
 
-def service_line(tier: ResolvedTier) -> Line:
+def service_lines(tier: ResolvedTier) -> Iterator[Line]:
     """Open a tier that takes nothing of this machine, ask it how it is, and close it.
 
-    Opening goes through the driver, with its own time limits; nothing is stored through it.
+    Opening goes through the driver, with its own time limits; nothing is stored through it.  What the
+    driver warns of meanwhile, such as settings of the service that will not do, is a line each.
     """
     name = f"tier {tier.config.name}"
     context = TierContext(name=tier.config.name, value_bytes=_PROBE_BYTES, head_bytes=PAGE_BYTES)
     try:
-        with open_tier(tier.spec, tier.provider, tier.options, context) as opened:
+        with _Warnings() as heard, open_tier(tier.spec, tier.provider, tier.options, context) as opened:
             opened.check_health()
-            return good(name, f"answers; {_words(opened.capabilities)}")
+            yield good(name, f"answers; {_words(opened.capabilities)}")
     except FlexKVError as exc:
-        return bad(
-            name, f"{type(exc).__name__}: {mask_urls(str(exc))}", "start the service, or mend the options"
-        )
+        found = f"{type(exc).__name__}: {mask_urls(str(exc))}"
+        yield bad(name, found, "start the service, or mend the options")
     except Exception as exc:  # noqa: BLE001 - a driver may be foreign code; the rest is still checked
-        return bad(name, f"{type(exc).__name__} in driver {tier.spec.name}", f"report it to {tier.provider}")
+        yield bad(name, f"{type(exc).__name__} in driver {tier.spec.name}", f"report it to {tier.provider}")
+    else:
+        for line in heard.lines:
+            said = mask_urls(line).removeprefix("[FlexKV] ").removeprefix(f"{name}: ")
+            yield doubtful(name, said, "change the service's settings, or the options")
+
+
+class _Warnings(logging.Handler):
+    """What is logged as a warning or worse while this is entered; it is not printed."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> _Warnings:
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self)
 
 
 def _words(capabilities: TierCapabilities) -> str:

@@ -74,7 +74,7 @@ def examine(args: argparse.Namespace) -> Iterator[Line]:
         config = load(args)
     except ConfigError as exc:
         for line in str(exc).splitlines():
-            yield bad("configuration", line, "correct it; flexkv check shows where each value comes from")
+            yield bad("configuration", line, "correct it; flexkv reference tells every field")
     else:
         yield good("configuration", config.describe()[0].removeprefix("configuration: "))
     needs = tier_needs(config)
@@ -91,7 +91,7 @@ def examine(args: argparse.Namespace) -> Iterator[Line]:
             yield from _places.directory_lines(path, args.ranks * need.disk_bytes // len(need.directories))
     for tier in config.tiers if config is not None and not args.offline else ():
         if needs_of(tier) is None:
-            yield _places.service_line(tier)
+            yield from _places.service_lines(tier)
     yield from _places.driver_lines([tier.spec.name for tier in config.tiers] if config is not None else ())
     yield from _places.engine_lines()
 

@@ -52,6 +52,9 @@ def test_a_bad_configuration_is_a_failure_and_the_rest_is_still_looked_at(capsys
     assert status == 1
     faults = [line["found"] for line in every if line["name"] == "configuration"]
     assert len(faults) == 2
+    assert {line["mend"] for line in every if line["name"] == "configuration"} == {
+        "correct it; flexkv reference tells every field"  # not `check`, which shows no values of such a file
+    }
     assert "driver cpu" in lines
 
 
@@ -159,6 +162,7 @@ def test_a_broken_driver_fails_only_where_it_is_used(monkeypatch, tmp_path):
 
 
 SERVICE = """
+import logging
 from flexkv_core import DONE, MISS, Model, DriverSpec, Tier, TierCapabilities, TierUnavailableError, hookimpl
 
 class Options(Model):
@@ -166,7 +170,9 @@ class Options(Model):
 
 class Service(Tier):
     capabilities = TierCapabilities(shared=True, persistent=True, max_batch=7)
-    def __init__(self, state): self.state = state
+    def __init__(self, state):
+        self.state = state
+        logging.getLogger("service").warning("[FlexKV] tier far: me:secret://u:pw@host is small")
     def lookup(self, keys):
         if self.state == "down": raise TierUnavailableError("no answer from far://me:secret@host")
         if self.state == "odd": raise TypeError("bug")
@@ -202,6 +208,8 @@ def test_services_are_asked(monkeypatch, capsys, tmp_path, state, expected, word
     line = next(line for line in out.splitlines() if "tier far" in line)
     assert line.startswith(expected)
     assert words in line
+    warned = [line for line in out.splitlines() if line.startswith("WARN  tier far")]
+    assert warned == (["WARN  tier far: me:secret://****@host is small"] if state == "up" else [])
     main(["doctor", "--no-gpu", "--offline", file])
     assert "tier far" not in capsys.readouterr().out
 
