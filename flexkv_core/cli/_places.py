@@ -102,7 +102,7 @@ def service_lines(tier: ResolvedTier) -> Iterator[Line]:
             opened.check_health()
             yield good(name, f"answers; {_words(opened.capabilities)}")
     except FlexKVError as exc:
-        found = f"{type(exc).__name__}: {mask_urls(str(exc))}"
+        found = mask_urls(str(exc)).removeprefix(f"{name}: ")
         yield bad(name, found, "start the service, or mend the options")
     except Exception as exc:  # noqa: BLE001 - a driver may be foreign code; the rest is still checked
         yield bad(name, f"{type(exc).__name__} in driver {tier.spec.name}", f"report it to {tier.provider}")

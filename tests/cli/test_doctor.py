@@ -194,7 +194,7 @@ def flexkv_driver():
     ("state", "expected", "words"),
     [
         ("up", "PASS", "answers; persistent, shared, max_batch 7"),
-        ("down", "FAIL", "TierUnavailableError: no answer from far://****@host"),
+        ("down", "FAIL", "tier far: no answer from far://****@host"),
         ("odd", "FAIL", "TypeError in driver service"),
     ],
 )
