@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .demands import unmet_demands
 from .executor import Call, Completed, TierWorkers, Verb
 from .keys import BlockKey
 from .layout import BlockLayout, round_up
@@ -231,26 +232,10 @@ def capacity_blocks(
 
 def check_links(configs: Sequence[TierConfig], capabilities: Sequence[TierCapabilities]) -> list[str]:
     """Why this order of tiers cannot work, in all points; empty if it can."""
-    findings = []
-    for number, (config, can) in enumerate(zip(configs, capabilities, strict=True)):
-        where = f"tiers[{number}] ({config.name})"
-        if config.write is WritePolicy.BACK and (
-            number == 0 or not capabilities[0].direct_slots or number != 1
-        ):
-            findings.append(
-                f"{where}: write: back needs a tier with addressable memory (such as cpu) right above it"
-            )
-        if config.write is WritePolicy.BACK and config.read_only:
-            findings.append(f"{where}: write: back and read_only exclude each other")
-        if config.ttl_s is not None and can.shared and can.expires:
-            findings.append(f"{where}: the store has its own expiry; set it in options, not with ttl_s")
-        for name, is_on in (("codec", config.codec.is_on), ("limits", config.limits.is_on)):
-            if is_on and can.direct_slots:
-                findings.append(
-                    f"{where}: {name}: its memory is what the device copies to and from, so nothing may "
-                    "stand between; set it on a tier below"
-                )
-    return findings
+    return [
+        f"tiers[{number}] ({configs[number].name}): {field}: {line}"
+        for number, field, line in unmet_demands(configs, capabilities)
+    ]
 
 
 def check_values(configs: Sequence[TierConfig], tiers: Sequence[Tier], layout: BlockLayout) -> list[str]:

@@ -163,7 +163,8 @@ class _Loading:
         chain = self._validate_chain()
         resolved = self._validate_options()
         if chain is not None:
-            for path, line in chain_faults(chain):
+            declared = [entry[0].capabilities if entry is not None else None for entry in resolved]
+            for path, line in chain_faults(chain, declared):
                 self._draft.fault(path, line)
             for path, line in chain_notices(chain):
                 self._report.notice(where(path, line))

@@ -1,20 +1,29 @@
-"""Chains that cannot work by what they declare.
+"""Chains that cannot work by what they, and the drivers that they name, declare.
 
 What needs opened tiers is the chain's to check.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from ..demands import unmet_demands
 from ..models import ChainConfig, EvictionPolicy, TierConfig, WritePolicy
+from ..tier import TierCapabilities
 from .schema import Path
 
 Fault = tuple[Path, str]
 
 
-def chain_faults(config: ChainConfig) -> list[Fault]:
-    """All that is not built yet or contradicts itself, each with its place and the reason."""
+def chain_faults(
+    config: ChainConfig, declared: Sequence[TierCapabilities | None] | None = None
+) -> list[Fault]:
+    """All that contradicts itself or its drivers, each with its place and the reason.
+
+    Args:
+        config: The chain.
+        declared: Per tier what its driver says that its tiers can do; None where it does not say.
+    """
     faults: list[Fault] = []
     for index, tier in enumerate(config.tiers):
         above = config.tiers[:index]
@@ -22,6 +31,10 @@ def chain_faults(config: ChainConfig) -> list[Fault]:
         faults += [
             (("tiers", index, "codec", field), line) for field, line in tier.codec.missing_extras().items()
         ]
+    told = {path for path, _ in faults}
+    for number, field, line in unmet_demands(config.tiers, declared or [None] * len(config.tiers)):
+        if ("tiers", number, field) not in told:
+            faults.append((("tiers", number, field), line))
     if not any(_is_written(tier) or _is_filled_elsewhere(tier) for tier in config.tiers):
         line = "no tier is ever written, so nothing can ever be found: set write: through in one of them"
         faults.append((("tiers",), line))

@@ -35,7 +35,10 @@ ROWS = [
     ("layerwise",),
     ("transfers",),
     ("models",),
-    ("drivers",),
+    (
+        "demands",
+        "drivers",
+    ),
     ("config",),
     (
         "policy",

@@ -52,6 +52,25 @@ def test_chains_that_can_work(tiers):
 
 
 @pytest.mark.parametrize(
+    ("tiers", "path"),
+    [
+        ([{"codec": {"compress": "zstd"}}, {"driver": "ssd"}], "tiers[0].codec"),
+        ([{"limits": {"load": {"bytes_per_s": "1GB"}}}, {"driver": "ssd"}], "tiers[0].limits"),
+        ([{"driver": "ssd"}, {"write": "back"}], "tiers[1].write"),
+        ([{}, {"driver": "ssd"}, {"driver": "s3", "write": "back"}], "tiers[2].write"),
+    ],
+)
+def test_what_a_start_would_refuse_is_found_in_the_file(tiers, path, tmp_path):
+    """By what drivers declare; the same rules are asked of the opened tiers."""
+    options = {"cpu": {"capacity": "1MiB"}, "ssd": {"path": str(tmp_path), "capacity": "2MiB"}}
+    options["s3"] = {"bucket": "kv-cache"}
+    rows = [{"name": f"t{n}", "driver": "cpu", **tier} for n, tier in enumerate(tiers)]
+    rows = [{**row, "options": options[row["driver"]]} for row in rows]
+    (line,) = findings(write(tmp_path, {"version": 1, "tiers": rows}))
+    assert f": {path}: " in line
+
+
+@pytest.mark.parametrize(
     ("tier", "words"),
     [
         ({"eviction": {"policy": "fifo", "hit_reward_s": 3}}, "only with lru"),
