@@ -128,6 +128,9 @@ class CudaTransfer(QueuedTransfer):
     def fence(self) -> Fence:
         return CudaFence(self._gpu, self._streams())
 
+    def is_alive(self) -> bool:
+        return super().is_alive() and all(way.waiter.is_alive for way in self._ways.values())
+
     def close(self) -> None:
         super().close()
         ways, self._ways = self._ways, {}

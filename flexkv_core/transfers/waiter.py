@@ -33,6 +33,11 @@ class EventWaiter:
         """Start the thread."""
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether anybody waits: without, no copy is ever told to have ended."""
+        return self._thread.is_alive()
+
     def put(self, event: Event, then: Then) -> None:
         """Call ``then`` once ``event`` has passed."""
         self._work.put((event, then))

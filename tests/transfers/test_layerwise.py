@@ -105,6 +105,31 @@ def test_a_device_that_fails_wakes_the_pass() -> None:
     bench.close()
 
 
+def _end_thread(_fault: Exception | None) -> None:
+    raise SystemExit
+
+
+def test_a_waiter_that_has_died_wakes_the_pass() -> None:
+    """R85: nobody would ever tell of an end; the pass learns it as soon as of a dead worker."""
+    bench = Bench(LAYOUTS["kv"], CONFIGS["direct"])
+    waits = LayerWaits(LayerCounters(LAYERS), timeout_s=240, is_alive=bench.transfer.is_alive)
+    spans = [whole(slot, 8) for slot in take(bench.pool, 4)]
+    assert bench.transfer.is_alive()
+    bench.transfer._ways[True].waiter.put(bench.gpu.event(), _end_thread)
+    ticket = bench.submit("load", spans, list(range(32)), layerwise=True)
+    bench.gpu.captures = True  # so that the thread waits for the bytes
+    waits.open(ticket, 5)
+    began = time.monotonic()
+    waits.wait_until(0)
+    assert time.monotonic() - began < 1
+    (failed,) = waits.take_failed()
+    assert "has died" in failed.failure
+    bench.gpu.drain(bench.forward)
+    waits.close()
+    del spans, ticket, failed
+    bench.close()
+
+
 def test_loads_of_a_batch_take_turns() -> None:
     """R92, HU-31: every load has its first layer before any has its last."""
     layout = kv_layout(num_layers=4, row_bytes=64, block_tokens=8)
