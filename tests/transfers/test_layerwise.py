@@ -109,6 +109,7 @@ def _end_thread(_fault: Exception | None) -> None:
     raise SystemExit
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is meant to die
 def test_a_waiter_that_has_died_wakes_the_pass() -> None:
     """R85: nobody would ever tell of an end; the pass learns it as soon as of a dead worker."""
     bench = Bench(LAYOUTS["kv"], CONFIGS["direct"])
