@@ -85,3 +85,15 @@ def test_no_count_is_lost_between_threads():
         thread.join(60)
     assert metrics.value("n") == 8000
     assert "flexkv_s_count 8000" in metrics.render()
+
+
+def test_the_line_of_the_log_tells_everything_that_went_wrong():
+    metrics = Metrics()
+    wrong = ["codec_failures", "evict_failures", "layerwise_aborts", "load_deadlines", "poison_found"]
+    for name in wrong:
+        metrics.count(name)
+    metrics.count("jobs")
+    metrics.gauge("weights_suspect", 0)
+    assert metrics.summary() == " ".join(f"{name}=1" for name in wrong)
+    metrics.gauge("weights_suspect", 1)
+    assert metrics.summary().endswith("weights_suspect=1")
