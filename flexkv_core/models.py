@@ -177,7 +177,7 @@ class CodecConfig(Model):
         "none", description="zstd needs the extra `zstd`. A value that does not shrink is left as it is."
     )
     level: int = Field(
-        3, ge=1, le=19, description="zstd's level: higher ones are slower and win little on KV."
+        1, ge=1, le=19, description="zstd's level: higher ones are slower and win next to nothing on KV."
     )
     encrypt: EncryptConfig | None = Field(
         None, description="AES-256-GCM; needs the extra `crypto`. Default: values are not encrypted."
