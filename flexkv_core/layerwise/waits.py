@@ -23,8 +23,6 @@ from .counters import Counter, LayerCounters
 
 logger = logging.getLogger(__name__)
 
-_SUBMIT_S = 0.05
-"""How long the host waits for a piece to be queued, so that a stream can wait for it."""
 _LOOK_S = 0.2
 """How often a waiter looks whether anybody still copies: death is seen within a second."""
 
@@ -161,26 +159,27 @@ class LayerWaits:
         self._counters.close()
 
     def _wait(self, load: LayerLoad, layer: int) -> None:
+        """Until the layer is there, or this stream is told to wait for it: whichever can be first."""
         ticket = load.ticket
-        if ticket.is_layer_ready(layer):
-            load.ready_to = layer
-        elif ticket.order_layer(layer, _SUBMIT_S):
-            load.is_ordered = True  # this stream; another one that reads the layer is ordered in its turn
-        else:
-            self._wait_here(load, layer)
-
-    def _wait_here(self, load: LayerLoad, layer: int) -> None:
         while True:
-            left = load.deadline - self._clock()
-            is_counted = load.counter.wait(layer, min(_LOOK_S, left))
-            if load.ticket.error is not None:
-                return self._fail(load, layer, str(load.ticket.error))
-            if is_counted or load.ticket.is_layer_ready(layer):
+            if ticket.is_layer_ready(layer):
+                load.ready_to = layer
+                return None
+            began = self._clock()
+            look_s = max(0.0, min(_LOOK_S, load.deadline - began))
+            if ticket.order_layer(layer, look_s):
+                load.is_ordered = True  # this stream; another one that reads the layer is ordered in its turn
+                return None
+            # Where nothing can be ordered that was answered at once, and the time is left for the bytes.
+            is_counted = load.counter.wait(layer, max(0.0, began + look_s - self._clock()))
+            if ticket.error is not None:
+                return self._fail(load, layer, str(ticket.error))
+            if is_counted:
                 load.ready_to = layer
                 return None
             if not self._is_alive():
                 return self._fail_all(layer, "whoever copies it has died")
-            if left <= 0:
+            if self._clock() >= load.deadline:
                 return self._fail(load, layer, f"not there {self._timeout_s:g} s after the load began")
 
     def _fail_all(self, layer: int, why: str) -> None:

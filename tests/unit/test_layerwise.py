@@ -27,6 +27,22 @@ class Streams(Ticket):
         return self.submitted > layer and self.error is None
 
 
+class Queued(Ticket):
+    """A ticket of a device whose pieces are queued late: to order a layer waits for that, as long as it may."""
+
+    submitted = 0
+
+    def order_layer(self, layer: int, timeout_s: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self.submitted > layer or self.is_over, timeout_s)
+            return self.submitted > layer and self.error is None
+
+    def submit(self, num_layers: int) -> None:
+        with self._changed:
+            self.submitted = num_layers
+            self._changed.notify_all()
+
+
 def make_ticket(number: int = 1, kind: type[Ticket] = Ticket) -> Ticket:
     return kind(CopyJob(number, [], [], PassedFence(), layerwise=True), 0, LAYERS)
 
@@ -235,6 +251,24 @@ def test_streams_wait_instead_of_the_thread(waits: LayerWaits, counters: LayerCo
     ticket.finish(0.0)
     waits.collect()
     assert not taken(counters)
+
+
+def test_a_pass_goes_on_when_its_piece_is_queued_late(counters: LayerCounters) -> None:
+    """R59: the worker was busy for longer than a look; the bytes themselves never come here."""
+    waits = LayerWaits(counters, timeout_s=5)
+    ticket = make_ticket(kind=Queued)
+    assert isinstance(ticket, Queued)
+    load = waits.open(ticket, 1)
+    late = threading.Timer(0.5, ticket.submit, [1])
+    late.start()
+    began = time.monotonic()
+    waits.wait_until(0)
+    assert 0.4 < time.monotonic() - began < 2
+    assert load.is_ordered
+    assert not load.failure
+    late.join()
+    ticket.finish(0.0)
+    waits.collect()
 
 
 def test_loads_of_one_batch_share_a_counter(waits: LayerWaits, counters: LayerCounters) -> None:
