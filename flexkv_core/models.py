@@ -36,7 +36,8 @@ def _plain_kinds(annotation: Any) -> set[Any]:
     return {annotation}
 
 
-TierName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+TIER_NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,31}$"
+TierName = Annotated[str, Field(pattern=TIER_NAME_PATTERN)]
 
 
 class Model(BaseModel):

@@ -166,7 +166,7 @@ class _Loading:
             declared = [entry[0].capabilities if entry is not None else None for entry in resolved]
             for path, line in chain_faults(chain, declared):
                 self._draft.fault(path, line)
-            for path, line in chain_notices(chain):
+            for path, line in chain_notices(chain, declared):
                 self._report.notice(where(path, line))
         self._report.raise_if_any()
         if chain is None:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError
+from ..models import TIER_NAME_PATTERN
 from .schema import Path, describe_type, dotted, field_at, field_names, model_at
 from .text import kind_of
 
@@ -20,6 +21,9 @@ _LIMITS = {
     "greater_than_equal": ("ge", "at least"),
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
+}
+_PATTERNS = {
+    TIER_NAME_PATTERN: "must be of a-z, 0-9, - and _, begin with a letter, and have at most 32 of them",
 }
 
 _HINTS = {
@@ -139,7 +143,8 @@ def _words(entry: Mapping[str, Any], path: Path, model: type[BaseModel], tree: A
     if kind == "too_short":
         return f"must have at least {entry['ctx']['min_length']} entry"
     if kind == "string_pattern_mismatch":
-        return f"must match {entry['ctx']['pattern']}"
+        pattern = entry["ctx"]["pattern"]
+        return _PATTERNS.get(pattern, f"must match {pattern}")
     if kind in ("value_error", "assertion_error"):
         return None
     if kind.endswith(("_type", "_parsing", "_error", "_from_float")) or kind == "enum":

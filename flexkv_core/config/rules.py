@@ -72,9 +72,23 @@ def _is_filled_elsewhere(tier: TierConfig) -> bool:
     return tier.read_only or tier.write is WritePolicy.NEVER
 
 
-def chain_notices(config: ChainConfig) -> list[Fault]:
-    """Settings that are taken and change nothing, each with its place and the reason."""
-    notices: list[Fault] = []
+def chain_notices(
+    config: ChainConfig, declared: Sequence[TierCapabilities | None] | None = None
+) -> list[Fault]:
+    """Settings that are taken and change nothing or little, each with its place and the reason.
+
+    Args:
+        config: The chain.
+        declared: As for ``chain_faults``.
+    """
+    notices: list[Fault] = [
+        (
+            ("tiers", index),
+            "is not the first tier, so the device does not use its memory directly: move it up",
+        )
+        for index, can in enumerate(declared or ())
+        if index and can is not None and can.direct_slots
+    ]
     for index, tier in enumerate(config.tiers):
         if "level" in tier.codec.model_fields_set and tier.codec.compress == "none":
             notices.append((("tiers", index, "codec", "level"), "has no effect without compress: zstd"))

@@ -47,6 +47,8 @@ def read_file(path: str) -> SourceFile:
         ConfigError: it cannot be read, or is no such text; all duplicate keys are named at once.
     """
     suffix = Path(path).suffix.lower()
+    if Path(path).is_dir():
+        raise ConfigError(path, ["is a directory; name the file in it"])
     if suffix not in SUFFIXES:
         raise ConfigError(
             path, [f"the file's name ends in {suffix or 'nothing'}; expected {', '.join(SUFFIXES)}"]
@@ -92,6 +94,8 @@ def parse_yaml(text: str, source: str, duplicates: list[str]) -> Any:
         mark = exc.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = _QUOTED.sub("'...'", exc.problem or exc.context or "")
+        if mark and text[mark.index : mark.index + 1] == "\t":
+            problem = "a tab: indent with spaces"
         raise ConfigError(source, [f"{where}not YAML: {problem}"]) from None
     except yaml.YAMLError:
         raise ConfigError(source, ["not YAML: a character that it does not allow"]) from None

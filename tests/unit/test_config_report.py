@@ -42,7 +42,7 @@ def changed(path, value):
         (("tiers",), [], "tiers: must have at least 1 entry"),
         (("tiers",), "host", "tiers: expected list of mapping, got text"),
         (("tiers", 0), 7, "tiers[0]: expected mapping, got a number"),
-        (("tiers", 0, "name"), "Host!", "tiers[0].name: must match"),
+        (("tiers", 0, "name"), "Host!", "tiers[0].name: must be of a-z, 0-9, - and _, begin with"),
         (("tiers", 0, "name"), 7, "tiers[0].name: expected text, got a number"),
         (("tiers", 1, "name"), "host", "tier names must be distinct, twice: host"),
         (("tiers", 1, "wirte"), "back", "tiers[1].wirte: unknown field, did you mean write?"),
@@ -150,6 +150,7 @@ def test_a_size_for_a_driver_that_the_chain_has_not_is_told(tmp_path):
         ("c.yaml", "plain\n", "expected a mapping at the top, got text"),
         ("c.json", "[1]", "expected a mapping at the top, got a list"),
         ("c.yaml", "cpu_cache_gb: [1\n", "not YAML"),
+        ("c.yaml", "tiers:\n\t- name: x\n", "line 2, column 1: not YAML: a tab: indent with spaces"),
         ("c.json", '{"a": 1,}', "not JSON"),
         ("c.yaml", "a: 1\n---\nb: 2\n", "not YAML"),
         ("c.yaml", "cpu_cache_gb: 1\ncpu_cache_gb: 2\n", "line 2: cpu_cache_gb: given twice in one mapping"),
@@ -194,7 +195,7 @@ def test_unreadable_files(tmp_path):
     assert "cannot be read: No such file" in line
     (tmp_path / "folder.yaml").mkdir()
     (line,) = findings(str(tmp_path / "folder.yaml"))
-    assert "cannot be read" in line
+    assert "is a directory" in line
     (tmp_path / "b.yaml").write_bytes(b"a: \xff\xfe")
     (line,) = findings(str(tmp_path / "b.yaml"))
     assert "byte 3 is not UTF-8 text" in line

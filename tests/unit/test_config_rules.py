@@ -83,6 +83,16 @@ def test_settings_without_effect_are_told(tier, words):
     assert words in notice[1]
 
 
+def test_a_host_pool_that_is_not_the_first_tier_is_told(tmp_path):
+    cpu, ssd = (
+        {"name": "host", "driver": "cpu", "options": {"capacity": "1MiB"}},
+        {"name": "disk", "driver": "ssd", "options": {"path": str(tmp_path), "capacity": "2MiB"}},
+    )
+    assert load_config(write(tmp_path, {"version": 1, "tiers": [cpu, ssd]})).notices == ()
+    (notice,) = load_config(write(tmp_path, {"version": 1, "tiers": [ssd, cpu]})).notices
+    assert notice.startswith("tiers[1]: is not the first tier")
+
+
 def test_contradictions_stand_in_the_report(tmp_path):
     options = {"capacity": "1MiB"}
     tiers = [{"name": "a", "driver": "cpu", "write": "back", "options": options}]
