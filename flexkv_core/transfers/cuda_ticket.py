@@ -53,6 +53,8 @@ class CudaTicket(Ticket):
         self._streams = streams
         self._submit_wait_s = submit_wait_s
         self._marks: list[tuple[int, Event]] = []
+        self._told: dict[Stream, int] = {}
+        """Up to which layer a stream was told to wait.  The engine's thread."""
 
     def order_behind(self) -> bool:
         return self.order_layer(self.num_layers - 1, self._submit_wait_s)
@@ -60,15 +62,22 @@ class CudaTicket(Ticket):
     def order_layer(self, layer: int, timeout_s: float) -> bool:
         if self._gpu.is_capturing():
             return self.is_layer_ready(layer)
+        if self._is_over:
+            return self.error is None
+        streams = [stream for stream in self._streams() if self._told.get(stream, -1) < layer]
+        if not streams:
+            return True
         with self._changed:
             self._changed.wait_for(lambda: self._mark_of(layer) is not None or self._is_over, timeout_s)
-            mark = self._mark_of(layer)
+            found = self._mark_of(layer)
             if self._is_over:
                 return self.error is None
-        if mark is None:
+        if found is None:
             return False
-        for stream in self._streams():
+        last, mark = found
+        for stream in streams:
             self._gpu.wait(stream, mark)
+            self._told[stream] = last
         return True
 
     def mark_layer(self, layer: int, mark: Event) -> None:
@@ -81,5 +90,6 @@ class CudaTicket(Ticket):
         super().finish(seconds, error)
         self._marks.clear()
 
-    def _mark_of(self, layer: int) -> Event | None:
-        return next((mark for last, mark in self._marks if last >= layer), None)
+    def _mark_of(self, layer: int) -> tuple[int, Event] | None:
+        """The first mark behind this layer, and the last layer that it is behind."""
+        return next((marked for marked in self._marks if marked[0] >= layer), None)

@@ -6,6 +6,7 @@ import ctypes
 import random
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -288,6 +289,37 @@ def test_the_engine_is_ordered_behind_a_load_without_waiting(config: CudaCopyCon
     bench.gpu.drain(bench.forward)
     assert seen == {layer: rows[2 * layer][:32].tobytes() for layer in range(3)}
     assert ticket.order_behind()
+    del spans, ticket
+    bench.close()
+
+
+def test_a_stream_is_told_once_to_wait_for_a_layer() -> None:
+    """Every pass asks twice a layer while the load runs; another stream that asks is told in its turn."""
+    bench = Bench(LAYOUTS["kv"], CONFIGS["direct"])
+    spans, slots = [whole(slot, 8) for slot in take(bench.pool, 4)], list(range(32))
+    streams = [bench.forward, bench.gpu.stream()]
+    told: list[SimulatedStream] = []
+    plain = bench.gpu.wait
+
+    def wait(stream: SimulatedStream, event: Any) -> None:
+        if stream in streams:
+            told.append(stream)
+        plain(stream, event)
+
+    bench.gpu.hold()
+    ticket = bench.submit("load", spans, slots, layerwise=True)
+    bench.gpu.wait = wait  # type: ignore[method-assign] # counts
+    for _ in range(2):
+        assert ticket.order_layer(1, DEADLINE_S)
+        assert ticket.order_layer(0, DEADLINE_S)
+    assert told == [bench.forward]
+    ticket._streams = lambda: streams  # type: ignore[attr-defined] # CudaTicket
+    for _ in range(2):
+        assert ticket.order_layer(0, DEADLINE_S)
+    assert told == streams
+    bench.gpu.go()
+    assert ticket.wait(DEADLINE_S)
+    bench.gpu.drain(streams[1])
     del spans, ticket
     bench.close()
 

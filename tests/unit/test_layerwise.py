@@ -28,7 +28,7 @@ class Streams(Ticket):
 
 
 class Queued(Ticket):
-    """A ticket of a device whose pieces are queued late: to order a layer waits for that, as long as it may."""
+    """A ticket of a device whose pieces are queued late: ``order_layer`` waits for that, if it may."""
 
     submitted = 0
 
