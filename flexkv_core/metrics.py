@@ -66,7 +66,7 @@ class Metrics:
 
     def summary(self) -> str:
         """One line for the log: what was moved, from where, and everything that went wrong, by cause."""
-        rows = [row for row in self.snapshot().items() if row[0].partition("{")[0] in _SUMMARY and row[1]]
+        rows = [row for row in self.snapshot().items() if row[0].partition("{")[0] in IN_THE_LOG and row[1]]
         return " ".join(f"{series}={value:.15g}" for series, value in rows)
 
     def render(self) -> str:
@@ -84,7 +84,7 @@ class Metrics:
         return "\n".join([*lines, "# EOF"]) + "\n"
 
 
-_SUMMARY = frozenset(
+IN_THE_LOG = frozenset(
     {
         "abandoned_tasks",
         "adapter_faults",
@@ -112,6 +112,7 @@ _SUMMARY = frozenset(
         "weights_suspect",
     }
 )
+"""What ``summary`` tells: what was moved, and everything that went wrong."""
 
 
 def _series(name: str, labels: Labels) -> str:

@@ -12,6 +12,7 @@ import pytest
 from flexkv_core.cli import verbs
 from flexkv_core.config.names import chain_leaves, tier_leaves
 from flexkv_core.drivers import DriverHooks, ObserverHooks
+from flexkv_core.metrics import IN_THE_LOG
 from flexkv_core.receipts import Receipt
 from flexkv_core.tier import Status, TierCapabilities
 from tests.docs import tables
@@ -73,6 +74,13 @@ def test_metrics_are_those_that_are_counted() -> None:
     code, page = set(counted()), first_cells("operating.md", "Metrics")
     assert code - page == set(), "counted, and not in docs/operating.md"
     assert page - code == set(), "in docs/operating.md, and counted nowhere"
+
+
+def test_the_line_of_counters_is_told() -> None:
+    told_names = (
+        told("operating.md").split("It has those of these counters that are not 0:")[1].split("\n\n")[0]
+    )
+    assert set(re.findall(r"`(\w+)`", names.split("\n\n")[0])) == IN_THE_LOG
 
 
 def test_words_of_the_interfaces_are_told() -> None:
