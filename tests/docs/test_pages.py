@@ -77,9 +77,7 @@ def test_metrics_are_those_that_are_counted() -> None:
 
 
 def test_the_line_of_counters_is_told() -> None:
-    told_names = (
-        told("operating.md").split("It has those of these counters that are not 0:")[1].split("\n\n")[0]
-    )
+    _, names = told("operating.md").split("It has those of these counters that are not 0:")
     assert set(re.findall(r"`(\w+)`", names.split("\n\n")[0])) == IN_THE_LOG
 
 
