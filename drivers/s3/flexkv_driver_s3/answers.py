@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from .wire import NotS3Error, RefusedError
+from .refusals import NotS3Error, RefusedError
 
 
 def read_listing(answer: bytes) -> tuple[list[tuple[str, int]], bool]:

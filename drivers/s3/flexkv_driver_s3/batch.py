@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from flexkv_core import MISS, BufferState, Outcome, failed
 
 from .errors import EXPECTED, Fault, fault_of, is_missing
-from .wire import Exchange
+from .exchange import Exchange
 
 _MOST_LOST = 3
 """After so many broken connections in a row the server is taken for down."""

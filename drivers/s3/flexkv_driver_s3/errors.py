@@ -24,7 +24,7 @@ from flexkv_core import (
     UnsupportedOperationError,
 )
 
-from .wire import NotS3Error, RefusedError, ShortBodyError, TooLongError
+from .refusals import NotS3Error, RefusedError, ShortBodyError, TooLongError
 
 SKEW_S = 900
 """Clocks may differ by so much, says S3; a signed request is good for as long."""

@@ -26,8 +26,8 @@ from flexkv_core import BlockKey
 from .errors import is_missing
 from .index import KeyIndex
 from .names import Names
+from .refusals import RefusedError, TooLongError
 from .service import Service
-from .wire import RefusedError, TooLongError
 
 OVERLAP_S = 30.0
 KEEP_S = 600.0

@@ -26,8 +26,9 @@ from botocore.loaders import create_loader
 from .answers import read_listing, read_text
 from .config import S3Config
 from .errors import EXPECTED, SKEW_S
+from .exchange import Exchange
 from .sockets import WireLimits
-from .wire import Exchange, Wire
+from .wire import Wire
 
 PAGE_KEYS = 1000
 _LISTED_BYTES = 1200
@@ -51,10 +52,6 @@ def after_fork() -> None:
     """In a child: no other thread is left that could be making a client."""
     global _making
     _making = threading.Lock()
-
-
-_descriptions = create_loader()
-"""botocore's description of S3, read once (a quarter of a second); used under ``_making``."""
 
 
 class Service:

@@ -35,10 +35,10 @@ from .batch import Batch, CallFailure
 from .catalog import Catalog
 from .config import S3Config
 from .errors import EXPECTED, fault_of, is_missing
+from .exchange import Exchange
 from .names import names_of
 from .probe import probe
 from .service import Service, after_fork
-from .wire import Exchange
 
 _MAX_BATCH = 64
 _MAX_LOOKUP = 4096
