@@ -96,7 +96,7 @@ class Capacity:
             link.strays.update(dict.fromkeys(message.call.left))
             if message.call.left:
                 self._metrics.count("evict_failures", len(message.call.left), tier=link.name)
-        is_answering = isinstance(message, Completed) and any(o.is_ok for o in message.outcomes)
+        is_answering = isinstance(message, Completed) and len(message.bad) < len(message.outcomes)
         if link.strays and is_answering:
             keys = [key for key in link.strays if not self._index.has(link.number, key)]
             # What is being stored again is known only once it is: if it fails, the old value is still there.

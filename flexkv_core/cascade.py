@@ -10,7 +10,8 @@ Threads: the chain's thread only; workers seal values and do the I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 from .executor import Call, Completed, Verb
 from .keys import BlockKey
@@ -75,28 +76,38 @@ def _count(parts: Sequence[Passing]) -> int:
     return sum(map(len, parts))
 
 
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
+class Pins:
+    """Pins in the first tier that several calls share: one on the last block of a run protects them all.
+
+    Attributes:
+        keys: The pinned blocks.
+        num_calls: Calls that are not over.
+    """
+
+    keys: list[BlockKey]
+    num_calls: int
+
+
+@dataclass(slots=True, eq=False)
 class CascadeBatch:
     """What a store call's end is looked up by.
 
     Attributes:
         link: Where the blocks go.
         parts: The blocks.
+        keys: All of them, in order.
         num_bytes: What they add to the tier's backlog.
+        pins: What keeps those of the first tier there.
         is_second_try: Whether the tier has refused them once, for want of room.
-        pins: Blocks of the first tier that are pinned for it.
     """
 
     link: Link
     parts: list[Passing]
+    keys: list[BlockKey]
     num_bytes: int
-    is_second_try: bool = False
-    pins: list[BlockKey] = field(default_factory=list)
-
-    @property
-    def keys(self) -> list[BlockKey]:
-        """All blocks, in order."""
-        return [key for part in self.parts for key in part.blocks.keys]
+    pins: Pins
+    is_second_try: bool
 
 
 class Cascade:
@@ -198,17 +209,14 @@ class Cascade:
         if not parts:
             link.evict(evicted, now)  # they are out of the index: nobody else would remove them
             return
-        if link.is_indexed:
-            for part in parts:
-                size = self._layout.value_bytes(part.blocks.tokens_each)
-                self._index.add(link.number, part.blocks, num_bytes=size, now=now)
         batches = link.batches(_count(parts), link.workers.store_threads)
+        pins = self._pin(parts, len(batches))
         for batch in batches:
             # Each batch makes its own room, so that they fit in whatever order they run.
             room = len(evicted) if batch is batches[-1] else len(batch)
             gone, evicted = list(evicted[:room]), evicted[room:]
             mine, parts = _split(parts, len(batch))
-            self._submit(link, mine, gone, now, is_second_try=is_second_try)
+            self._submit(link, mine, pins, gone, now, is_second_try=is_second_try)
 
     def _lose(self, link: Link, count: int, cause: str) -> None:
         if count:
@@ -273,36 +281,47 @@ class Cascade:
         self,
         link: Link,
         parts: list[Passing],
+        pins: Pins,
         evicted: Sequence[BlockKey],
         now: float,
         *,
         is_second_try: bool,
     ) -> None:
-        layout, host = self._layout, self._host
-        batch = CascadeBatch(link, parts, _count(parts) * layout.slot_bytes, is_second_try)
-        self._hold(batch)
-        keys = batch.keys
-        slots = [slot for part in parts for slot in part.slots]
-        views = host.pool.views(slots, layout.slot_bytes)
+        keys = (
+            parts[0].blocks.keys if len(parts) == 1 else [key for part in parts for key in part.blocks.keys]
+        )
+        batch = CascadeBatch(link, parts, keys, len(keys) * self._layout.slot_bytes, pins, is_second_try)
+        for part in parts:
+            if not part.is_pinned:
+                self._host.use(part.slots)
         link.backlog_bytes += batch.num_bytes
-        link.storing.update(keys)
-
-        def seal() -> None:
-            rows = (row for part in parts for row in part.blocks.rows())
-            for (key, parent, tokens), slot, value in zip(rows, slots, views, strict=True):
-                host.seal(slot, value, layout, key, parent, tokens)
-
+        if link.is_indexed:
+            # Call by call: what comes together is one place there, and need not be split when it has come.
+            for part in parts:
+                size = self._layout.value_bytes(part.blocks.tokens_each)
+                self._index.add(link.number, part.blocks, num_bytes=size, now=now)
+        else:
+            link.storing.update(keys)
         link.submit_removal(
             Call(
                 Verb.STORE,
                 keys,
-                views,
+                partial(self._sealed, parts),
                 evict_first=evicted,
-                before=seal,
                 deadline=now + link.config.store_deadline_s,
                 owner=batch,
             )
         )
+
+    def _sealed(self, parts: Sequence[Passing]) -> list[memoryview]:
+        """For workers: the blocks' values."""
+        layout, host = self._layout, self._host
+        slots = [slot for part in parts for slot in part.slots]
+        views = host.pool.views(slots, layout.slot_bytes)
+        rows = (row for part in parts for row in part.blocks.rows())
+        for (key, parent, tokens), slot, value in zip(rows, slots, views, strict=True):
+            host.seal(slot, value, layout, key, parent, tokens)
+        return views
 
     # ---- calls end -----------------------------------------------------------------------------
 
@@ -310,11 +329,15 @@ class Cascade:
         """A store call has ended."""
         link, keys = batch.link, batch.keys
         link.backlog_bytes -= batch.num_bytes
-        link.storing.difference_update(keys)
         if end.is_late:
             link.note_late(end)
-        good = [key for key, outcome in zip(keys, end.outcomes, strict=True) if outcome.is_ok]
-        if len(good) < len(keys):
+        good = keys
+        if end.bad:
+            bad = {keys[i] for i in end.bad}
+            good = [key for key in keys if key not in bad]
+        if not link.is_indexed:
+            link.storing.difference_update(keys)
+        if end.bad:
             self._not_stored(end, batch, now)
         if good and link.is_indexed:
             self._index.publish(link.number, good)
@@ -331,11 +354,10 @@ class Cascade:
     def _not_stored(self, end: Completed, batch: CascadeBatch, now: float) -> None:
         """Some blocks of a call were not stored: count them, and try those again for which room was short."""
         link, keys = batch.link, batch.keys
-        bad = [i for i, outcome in enumerate(end.outcomes) if not outcome.is_ok]
         if link.is_indexed:
-            self._index.remove(link.number, [keys[i] for i in bad])
+            self._index.remove(link.number, [keys[i] for i in end.bad])
         again = set()
-        for i in bad:
+        for i in end.bad:
             status = end.outcomes[i].status
             if status is Status.NO_SPACE and not batch.is_second_try:
                 again.add(keys[i])
@@ -372,19 +394,21 @@ class Cascade:
 
     # ---- what holds a block --------------------------------------------------------------------
 
-    def _hold(self, batch: CascadeBatch) -> None:
-        for part in batch.parts:
+    def _pin(self, parts: Sequence[Passing], num_calls: int) -> Pins:
+        keys: list[BlockKey] = []
+        for part in parts:
             if part.is_pinned and self._host_link is not None:
-                batch.pins += self._index.pin_ends(self._host_link.number, part.blocks.keys)
-            else:
-                self._host.use(part.slots)
+                keys += self._index.pin_ends(self._host_link.number, part.blocks.keys)
+        return Pins(keys, num_calls)
 
     def _release(self, batch: CascadeBatch) -> None:
-        if self._host_link is not None:
-            for key in batch.pins:
+        pins = batch.pins
+        pins.num_calls -= 1
+        if not pins.num_calls and self._host_link is not None:
+            for key in pins.keys:
                 self._index.unpin(self._host_link.number, key)
         for part in batch.parts:
-            if not part.is_pinned or self._host_link is None:
+            if not part.is_pinned:
                 self._host.drop(part.slots)
 
     def _write_back(self, blocks: Stretch, slots: list[int]) -> None:

@@ -303,11 +303,10 @@ class TierChain:
 
     def poll(self) -> None:
         """Take in what workers and the transfer have finished.  Costs next to nothing when idle."""
-        if self.num_under_way or not self._is_quiet():
+        if self.loads.num_active or self.stores.num_active or not self._completions.is_empty():
             self._take_in(self._completions.drain())
-
-    def _is_quiet(self) -> bool:
-        return self._completions.is_empty()
+        else:
+            self._expire(self._clock())  # calls that no job waits for have deadlines, too
 
     def wait_for_message(self, timeout_s: float) -> None:
         """Block until something has ended below, at most ``timeout_s``, and take it in."""
@@ -320,6 +319,9 @@ class TierChain:
             self._handle(message, now)
         self.loads.advance(now)
         self.stores.advance(now)
+        self._expire(now)
+
+    def _expire(self, now: float) -> None:
         if now - self._last_expire >= _EXPIRE_EVERY_S:
             self._last_expire = now
             for link in self.links:

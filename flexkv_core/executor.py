@@ -58,9 +58,9 @@ class Call:
     Attributes:
         verb: What to do.
         keys: Distinct keys.
-        views: A buffer for each key (load and store).
+        buffers: Gives a buffer for each key (load and store).  The worker calls it first: it may take its
+            time (sealing values, for one).
         evict_first: Keys to remove before a store, by the same worker, to make room.
-        before: What the worker does first (sealing values, for one).
         can_wait: Nobody needs it now: it goes behind all others of its lane, and where there are several
             threads it leaves one to them.
         deadline: When it is given up, on the executor's clock.
@@ -72,9 +72,8 @@ class Call:
 
     verb: Verb
     keys: Sequence[BlockKey]
-    views: Sequence[memoryview] = ()
+    buffers: Callable[[], Sequence[memoryview]] = list
     evict_first: Sequence[BlockKey] = ()
-    before: Callable[[], None] | None = None
     can_wait: bool = False
     deadline: float = float("inf")
     owner: object = None
@@ -96,6 +95,7 @@ class Completed:
     Attributes:
         call: Which call.
         outcomes: One for each key.
+        bad: Positions of those that are not OK.
         is_adrift: A worker is still inside the tier: ``Returned`` follows, and until then the call's
             buffers must not be used.
         is_late: The deadline ended it, begun or not: no wrapper has seen this failure.
@@ -104,6 +104,7 @@ class Completed:
 
     call: Call
     outcomes: list[Outcome]
+    bad: Sequence[int]
     is_adrift: bool = False
     is_late: bool = False
     is_refused: bool = False
@@ -208,6 +209,8 @@ class _Lane:
 
     def expire(self, now: float) -> None:
         """End the calls whose deadline has passed."""
+        if not self._open:
+            return
         with self._lock:
             late = [call for call in self._open if call.deadline <= now and call.phase is not _Phase.ADRIFT]
         for call in late:
@@ -236,7 +239,10 @@ class _Lane:
         outcome = failed(status, reason, buffer)
         is_adrift = buffer is BufferState.UNCERTAIN
         is_late, is_refused = status is Status.TIMEOUT, status is Status.UNAVAILABLE
-        self._completions.put(Completed(call, [outcome] * len(call.keys), is_adrift, is_late, is_refused))
+        count = len(call.keys)
+        self._completions.put(
+            Completed(call, [outcome] * count, range(count), is_adrift, is_late, is_refused)
+        )
 
     def withdraw(self, call: Call) -> bool:
         """End a call that nobody has begun; False if somebody has."""
@@ -281,7 +287,8 @@ class _Lane:
                 self._num_adrift -= is_adrift
                 self._num_later -= call.can_wait
                 call.phase = _Phase.OVER
-            self._completions.put(Returned(call) if is_adrift else Completed(call, outcomes))
+            bad = [i for i, outcome in enumerate(outcomes) if not outcome.is_ok]
+            self._completions.put(Returned(call) if is_adrift else Completed(call, outcomes, bad))
             with self._lock:  # only now: whoever sees nothing open must find the message there
                 self._open.discard(call)
 
@@ -289,13 +296,12 @@ class _Lane:
         tier = self._tier
         try:
             with within(call.deadline, self._clock):
-                if call.before is not None:
-                    call.before()
+                views = call.buffers()
                 if call.verb is Verb.LOAD:
-                    return tier.load(call.keys, call.views)
+                    return tier.load(call.keys, views)
                 if call.verb is Verb.STORE:
                     self._evict(call, call.evict_first)
-                    return tier.store(call.keys, call.views) if call.keys else []
+                    return tier.store(call.keys, views) if call.keys else []
                 if call.verb is Verb.EVICT:
                     return self._evict(call, call.keys)
                 return tier.lookup(call.keys)

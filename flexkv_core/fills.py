@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from .executor import Call, Completed, Verb
 from .jobs import LoadJob
@@ -252,7 +253,7 @@ class Fills:
         batch.call = Call(
             Verb.LOAD,
             keys,
-            self._host.pool.views([fill.slot for fill in fills], self._layout.slot_bytes),
+            partial(self._host.pool.views, [fill.slot for fill in fills], self._layout.slot_bytes),
             can_wait=can_wait,
             deadline=now + link.config.load_deadline_s,
             owner=batch,
@@ -291,7 +292,8 @@ class Fills:
         if wanted:
             batch.fills = [fill for fill in batch.fills if not fill.waiting]
             self._submit_batch(batch.link, wanted, now, can_wait=all(fill.is_prefetch for fill in wanted))
-        return replace(end, outcomes=end.outcomes[: len(batch.fills)])  # they are all alike
+        count = len(batch.fills)
+        return replace(end, outcomes=end.outcomes[:count], bad=end.bad[:count])  # they are all alike
 
     def returned(self, batch: FillBatch) -> None:
         """The worker of a load call that was given up has come back."""

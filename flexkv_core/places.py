@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 
 from .eviction import EvictionQueue, Place
 from .keys import BlockKey
@@ -208,7 +209,7 @@ class TierPlaces:
         first = 0
         for last in ends:
             place = Place.of(blocks.part(first, last), num_bytes, now, is_ready=is_ready)
-            self._by_key.update(dict.fromkeys(place.keys, place))
+            self._by_key.update(zip(place.keys, repeat(place)))
             insort(self._heads.setdefault(place.parent, []), self._head(place))
             first = last
         self.num_bytes += num_bytes * len(keys)
@@ -308,7 +309,7 @@ class TierPlaces:
     def _split(self, place: Place, at: int) -> Place:
         """Make the blocks before position ``at`` a place of their own, which is returned."""
         head = place.split(at)
-        self._by_key.update(dict.fromkeys(head.keys, head))
+        self._by_key.update(zip(head.keys, repeat(head)))
         self._heads[place.parent] = [self._head(place)]
         return head
 

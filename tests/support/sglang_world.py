@@ -494,7 +494,7 @@ class SglangWorld(Books):
             return False
         if cache._layerwise is not None and not cache._layerwise.is_idle:
             return False
-        return self.chain._is_quiet()
+        return self.chain._completions.is_empty()
 
     def assert_nothing_left(self) -> None:
         """No request is known, nothing is pinned, lent, locked or open."""

@@ -44,8 +44,8 @@ class Bench:
 
     def call(self, verb=Verb.LOAD, count=1, **kwargs) -> Call:
         values = self.values[:count]
-        views = [value.view for value in values] if verb in (Verb.LOAD, Verb.STORE) else ()
-        return Call(verb, [value.key for value in values], views, **kwargs)
+        views = [value.view for value in values] if verb in (Verb.LOAD, Verb.STORE) else []
+        return Call(verb, [value.key for value in values], **{"buffers": lambda: views, **kwargs})
 
     def submit(self, *args, **kwargs) -> Call:
         call = self.call(*args, **kwargs)
@@ -160,7 +160,7 @@ def test_a_thread_survives_whatever_is_raised(bench, error, caplog):
     def fail() -> None:
         raise error
 
-    one.submit(Verb.STORE, before=fail)
+    one.submit(Verb.STORE, buffers=fail)
     (end,) = one.take(1)
     assert end.outcomes[0].status is Status.UNAVAILABLE
     one.submit(Verb.STORE)

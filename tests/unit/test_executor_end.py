@@ -42,7 +42,7 @@ def test_a_call_is_open_until_its_message_is_there() -> None:
     )
     completions.workers = workers
     value = make_values(layout, 1)[0]
-    workers.submit(Call(Verb.STORE, [value.key], [value.view]))
+    workers.submit(Call(Verb.STORE, [value.key], lambda: [value.view]))
     assert len(completions.wait(10.0)) == 1
     assert completions.open == [1]
     workers.close()
@@ -75,7 +75,7 @@ def test_nobody_hears_that_a_worker_is_back_before_it_was_given_up() -> None:
     workers = TierWorkers("t", tier, load_threads=1, store_threads=1, completions=completions, clock=clock)
     value = make_values(layout, 1)[0]
     tier.add("load", Fault(FaultKind.HANG))
-    workers.submit(Call(Verb.LOAD, [value.key], [value.view], deadline=clock() + 1))
+    workers.submit(Call(Verb.LOAD, [value.key], lambda: [value.view], deadline=clock() + 1))
     tier.wait_hanging()
     workers.expire(clock() + 2)
     assert completions.returned.wait(10.0)

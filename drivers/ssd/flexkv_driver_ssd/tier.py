@@ -67,6 +67,8 @@ _MAX_LOOKUP = 4096
 """A lookup asks a dictionary."""
 _CALL_BYTES = 4 << 20
 """About so much is worth one call: enough to hide its cost, little enough to keep all threads busy."""
+_MOST_BLOCKS = 256
+"""Keys of one call at most, however short their values are."""
 _LIST_CHUNK = 32
 """Heads that one thread reads in a row: fewer, and handing out the work costs more than the reads."""
 
@@ -94,7 +96,7 @@ class SsdTier(Tier):
             can_list=True,
             capacity_bytes=num_slots * slot_bytes,
             max_value_bytes=slot_bytes,
-            max_batch=min(64, max(4, _CALL_BYTES // slot_bytes)),
+            max_batch=min(_MOST_BLOCKS, max(4, _CALL_BYTES // slot_bytes)),
             max_lookup=_MAX_LOOKUP,
             max_concurrency=_CONCURRENCY,
             alignment_bytes=PAGE,
