@@ -22,6 +22,7 @@ from ..units import format_bytes
 from ._findings import Line, bad, doubtful, good
 
 _PROBE_BYTES = 1 << 20
+_FAULTS_OF_CODE = (TypeError, AttributeError, NameError, ImportError)
 DOCTOR_GROUP = "flexkv.doctor"
 """Entry points ``engine = "module:function"``: called without arguments, the function returns what is
 wrong with the installed engine, one object with a text for each difference; nothing means well."""
@@ -105,7 +106,10 @@ def service_lines(tier: ResolvedTier) -> Iterator[Line]:
         found = mask_urls(str(exc)).removeprefix(f"{name}: ")
         yield bad(name, found, "start the service, or mend the options")
     except Exception as exc:  # noqa: BLE001 - a driver may be foreign code; the rest is still checked
-        yield bad(name, f"{type(exc).__name__} in driver {tier.spec.name}", f"report it to {tier.provider}")
+        # What a library says may hold a secret; what Python says of faulty code names things.
+        said = f": {mask_urls(str(exc))}" if isinstance(exc, _FAULTS_OF_CODE) else ""
+        found = f"{type(exc).__name__} in driver {tier.spec.name}{said}"
+        yield bad(name, found, f"report it to {tier.provider}")
     else:
         for line in heard.lines:
             said = mask_urls(line).removeprefix("[FlexKV] ").removeprefix(f"{name}: ")
@@ -136,15 +140,16 @@ def _words(capabilities: TierCapabilities) -> str:
     return ", ".join(name if value is True else f"{name} {value}" for name, value in facts.items() if value)
 
 
-def driver_lines(wanted: Iterable[str]) -> Iterator[Line]:
+def driver_lines(wanted: Iterable[str] | None) -> Iterator[Line]:
     """The installed drivers; a broken one is bad if the chain names it.
 
     Args:
-        wanted: Names of the chain's drivers.
+        wanted: Names of the chain's drivers; None where the chain is not known.
     """
     from .drivers import rows
 
-    names = set(wanted)
+    names = set(wanted or ())
+    unused = "" if wanted is None else "; no tier uses it"
     found = rows()
     for row in found:
         name = f"driver {row.name}"
@@ -153,7 +158,7 @@ def driver_lines(wanted: Iterable[str]) -> Iterator[Line]:
         elif row.name in names:
             yield bad(name, row.problem, f"repair or replace {row.provider}")
         else:
-            yield doubtful(name, row.problem, f"repair or uninstall {row.provider}; no tier uses it")
+            yield doubtful(name, row.problem, f"repair or uninstall {row.provider}{unused}")
     for missing in sorted(names - {row.name for row in found}):
         yield bad(f"driver {missing}", "is not installed", "install the distribution that offers it")
 

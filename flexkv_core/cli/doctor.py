@@ -92,7 +92,8 @@ def examine(args: argparse.Namespace) -> Iterator[Line]:
     for tier in config.tiers if config is not None and not args.offline else ():
         if needs_of(tier) is None:
             yield from _places.service_lines(tier)
-    yield from _places.driver_lines([tier.spec.name for tier in config.tiers] if config is not None else ())
+    named = [tier.spec.name for tier in config.tiers] if config is not None else None
+    yield from _places.driver_lines(named)
     yield from _places.engine_lines()
 
 

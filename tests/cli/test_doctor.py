@@ -156,7 +156,11 @@ def test_a_broken_driver_fails_only_where_it_is_used(monkeypatch, tmp_path):
     states = {line.name: line.state for line in _places.driver_lines(["sour", "absent"])}
     assert states["driver sour"] is State.FAIL
     assert states["driver absent"] is State.FAIL
-    states = {line.name: line.state for line in _places.driver_lines(["cpu"])}
+    lines = {line.name: line for line in _places.driver_lines(["cpu"])}
+    assert lines["driver sour"].mend.endswith("; no tier uses it")
+    unknown = {line.name: line for line in _places.driver_lines(None)}
+    assert unknown["driver sour"].mend.endswith("dist-sour 1.0")
+    states = {name: line.state for name, line in lines.items()}
     assert states["driver sour"] is State.WARN
     assert states["driver cpu"] is State.PASS
 
@@ -176,6 +180,7 @@ class Service(Tier):
     def lookup(self, keys):
         if self.state == "down": raise TierUnavailableError("no answer from far://me:secret@host")
         if self.state == "odd": raise TypeError("bug")
+        if self.state == "sour": raise ValueError("secret")
         return [MISS for key in keys]
     def load(self, keys, into): raise AssertionError
     store = evict = load
@@ -195,7 +200,8 @@ def flexkv_driver():
     [
         ("up", "PASS", "answers; persistent, shared, max_batch 7"),
         ("down", "FAIL", "tier far: no answer from far://****@host"),
-        ("odd", "FAIL", "TypeError in driver service"),
+        ("odd", "FAIL", "TypeError in driver service: bug"),
+        ("sour", "FAIL", "ValueError in driver service"),
     ],
 )
 def test_services_are_asked(monkeypatch, capsys, tmp_path, state, expected, words):
@@ -208,6 +214,7 @@ def test_services_are_asked(monkeypatch, capsys, tmp_path, state, expected, word
     line = next(line for line in out.splitlines() if "tier far" in line)
     assert line.startswith(expected)
     assert words in line
+    assert "secret" not in line
     warned = [line for line in out.splitlines() if line.startswith("WARN  tier far")]
     assert warned == (["WARN  tier far: me:secret://****@host is small"] if state == "up" else [])
     main(["doctor", "--no-gpu", "--offline", file])
