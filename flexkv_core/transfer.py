@@ -173,6 +173,11 @@ class Ticket:
         """Whether all bytes lie where they should."""
         return self._is_over and self.error is None
 
+    @property
+    def num_layers_ready(self) -> int:
+        """How many layers' bytes lie where they should, counted from the first."""
+        return 0 if self.error is not None else self._layers_done
+
     def is_layer_ready(self, layer: int) -> bool:
         """Whether this layer's bytes lie where they should."""
         return self.error is None and self._layers_done > layer

@@ -1,9 +1,8 @@
 """LayerWaits: the loads that an engine's next forward passes build on, awaited layer by layer.
 
-Every pass waits for every load that has not ended, whoever it is for: several in one batch, and a
-request that was given the slots of another one's load, are right without further thought.  On a device
-with streams the wait is an event on the stream (``Ticket.order_layer``); elsewhere, and where a stream
-cannot wait, the calling thread waits for the counter.
+A pass waits for the loads that it was said to read (``begin_pass``); one of which nothing was said waits for
+every load that has not ended.  On a device with streams the wait is an event on the stream
+(``Ticket.order_layer``); elsewhere, and where a stream cannot wait, the calling thread waits for the counter.
 
 A wait that fails does not raise: it would end the engine in the middle of a pass.  The load is marked,
 later layers do not wait for it again, and ``take_failed`` hands it to whoever drops the pass' results.
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..transfer import Ticket
@@ -38,8 +37,8 @@ class LayerLoad:
         generation: Of the counter.
         deadline: When a wait for it fails, in monotonic seconds.
         ready_to: The last layer that is known to be there; -1 for none.
-        is_asked: A pass has asked for one of its layers.
-        is_due: It had not ended when the last pass began, which then must ask.
+        asked_to: The last layer that passes have asked for; -1 for none.
+        had: Layers that were in place when the last pass began: for those behind it must ask.
         is_ordered: A stream was told to wait for it, so that a failure later is seen too late.
         failure: Which layer did not come, and why; empty while all is well.
     """
@@ -50,8 +49,8 @@ class LayerLoad:
     generation: int
     deadline: float
     ready_to: int = -1
-    is_asked: bool = False
-    is_due: bool = True
+    asked_to: int = -1
+    had: int = 0
     is_ordered: bool = False
     failure: str = ""
 
@@ -85,6 +84,8 @@ class LayerWaits:
         self._clock = clock
         self._batch: Counter | None = None
         self._loads: list[LayerLoad] = []
+        self._reads: Sequence[LayerLoad] | None = None
+        self._asked = self._deepest = -1
         self._failed: list[LayerLoad] = []
 
     @property
@@ -100,8 +101,17 @@ class LayerWaits:
     def begin_batch(self) -> None:
         """A pass begins: loads from now on are for another one."""
         self._batch = None
+        self._asked = -1
         for load in self._loads:
-            load.is_due = not load.ticket.is_over
+            load.had = load.ticket.num_layers_ready
+
+    def begin_pass(self, reads: Sequence[LayerLoad]) -> None:
+        """Until ``end_pass`` whoever asks for layers reads these loads, and no other."""
+        self._reads = reads
+
+    def end_pass(self) -> None:
+        """Who asks now may read any load."""
+        self._reads = None
 
     def open(self, ticket: Ticket, task: int, *, by_worker: bool = False) -> LayerLoad:
         """Have passes wait for a load.  ``may_open`` must say so.
@@ -123,21 +133,26 @@ class LayerWaits:
         return load
 
     def wait_until(self, layer: int) -> None:
-        """Let the calling pass read ``layer`` and all before it, of all loads.  Blocks where it must."""
-        for load in self._loads:
-            load.is_asked = True
+        """Let the calling pass read ``layer`` and all before it, of its loads.  Blocks where it must."""
+        self._asked = max(self._asked, layer)
+        for load in self._loads if self._reads is None else self._reads:
+            load.asked_to = max(load.asked_to, layer)
             if load.ready_to < layer and not load.failure:
                 self._wait(load, layer)
 
-    def fail_unasked(self) -> bool:
-        """After a pass that reads its loads: those of which it asked for nothing have failed.
+    def fail_unasked(self, reads: Sequence[LayerLoad]) -> bool:
+        """After a pass that reads ``reads``: those fail of which nobody has asked for all that it has read.
 
         Such a pass does not call us (it is replayed as a graph that nobody told us of): it may have read
-        anything, also where the copy has ended meanwhile.  Returns whether there were any.
+        anything, also where the copy has ended meanwhile.  What an earlier pass has asked for is there for
+        this one: it waited, or the stream that both run on does.  Which layers a pass reads is what others
+        have asked for: a model may skip the last ones.  Returns whether there were any.
         """
-        found = [load for load in self._loads if load.is_due and not (load.is_asked or load.failure)]
+        self._deepest = max(self._deepest, self._asked if reads else -1)
+        last = self._deepest if self._deepest >= 0 else self.num_layers - 1
+        found = [load for load in reads if max(load.asked_to + 1, load.had) <= last and not load.failure]
         for load in found:
-            self._fail(load, 0, "the pass that reads it asked for no layer")
+            self._fail(load, load.asked_to + 1, "the pass that reads it did not ask for it")
         return bool(found)
 
     def take_failed(self) -> list[LayerLoad]:

@@ -393,6 +393,7 @@ class SglangWorld(Books):
             row = self.rows.req_to_token[compat.request_row(job.req), :end].to(torch.int64).numpy()
             work.append((job.req.rid, row.copy(), start, job.hashes_to(end)))
 
+        self.cache.on_pass_reads(SimpleNamespace(reqs=[job.req for job in jobs]))
         counter, each = self.kv.layer_transfer_counter, len(self.planes) // LAYERS
         if counter is not None:
             counter.set_consumer(-1)  # as the model worker does

@@ -69,7 +69,7 @@ class LayerDoneCounter:
         """Not negative while there is something to wait for."""
         return 0 if self._waits.num_open else -1
 
-    def set_consumer(self, index: int) -> None:  # noqa: ARG002 - every pass waits for every load
+    def set_consumer(self, index: int) -> None:  # noqa: ARG002 - which loads it reads, its requests say
         """A forward pass begins."""
         self._waits.begin_batch()
         if self._before_pass:
@@ -230,7 +230,7 @@ class LayerwiseLoads:
 
     def _is_gone(self, entry: _Open) -> bool:
         """Take dead slots out of the tree, once no byte moves and no request holds them any more."""
-        top = _first_behind(entry)
+        top = _span(entry)[-1]  # all locks below are counted in it
         if not entry.load.ticket.is_over or top.lock_ref > 1:
             return False
         self._tree.dec_lock_ref(entry.node)
@@ -238,9 +238,25 @@ class LayerwiseLoads:
         logger.info("[FlexKV] %d slots of a failed load are free again", len(entry.slots))
         return True
 
+    def begin_pass(self, batch: Any) -> None:
+        """A pass of these requests is launched next: it waits for the loads that they build on."""
+        self._waits.begin_pass(self._read_by(batch))
+
+    def _read_by(self, batch: Any) -> list[LayerLoad]:
+        """Loads that some request of a batch builds on: the tree says so, without a word from the device."""
+        spans = [(entry.load, _span(entry)) for entry in self._open]
+        path: set[Any] = set()
+        for req in batch.reqs if spans else ():
+            node = req.last_node
+            while node is not None and node not in path:
+                path.add(node)
+                node = node.parent
+        return [load for load, span in spans if not path.isdisjoint(span)]
+
     def abort_failed(self, scheduler: Any, batch: Any) -> None:
         """After a forward pass: drop its results for each request that builds on slots of a failed load."""
-        if batch.forward_mode.is_extend() and self._waits.fail_unasked():
+        self._waits.end_pass()
+        if batch.forward_mode.is_extend() and self._waits.fail_unasked(self._read_by(batch)):
             logger.error("[FlexKV] a prefill did not ask for its layers: from now on loads are awaited whole")
             self._choice.take_none()
         for load in self._waits.take_failed():
@@ -295,13 +311,13 @@ class LayerwiseLoads:
         self._waits.close()
 
 
-def _first_behind(entry: _Open) -> Any:
-    """The node that begins where the loaded span does; all locks below it are counted in its own."""
-    node, start = entry.node, len(entry.key) - len(entry.node.key)
+def _span(entry: _Open) -> list[Any]:
+    """The nodes that a load has filled, from its end to its beginning; they may have been split since."""
+    nodes, start = [entry.node], len(entry.key) - len(entry.node.key)
     while start > entry.have:
-        node = node.parent
-        start -= len(node.key)
-    return node
+        nodes.append(nodes[-1].parent)
+        start -= len(nodes[-1].key)
+    return nodes
 
 
 def _drop(tree: Any, top: Any) -> None:

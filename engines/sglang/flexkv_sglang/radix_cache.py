@@ -480,6 +480,11 @@ class FlexKVRadixCache(SeamRadixCache):
     def on_batch_end(self) -> None:
         self.on_tick()
 
+    @_fails_open(None)
+    def on_pass_reads(self, batch: Any) -> None:
+        if self._layerwise is not None and not self._layerwise.is_idle:
+            self._layerwise.begin_pass(batch)
+
     def on_pass_launched(self, scheduler: Any, batch: Any) -> None:
         if self._layerwise is not None and not self._layerwise.is_idle:
             self._layerwise.abort_failed(scheduler, batch)

@@ -69,7 +69,6 @@ def install(cache: SeamRadixCache, *, is_ticked: bool) -> None:
 def _set_hooks(*, is_ticked: bool, times_prefill: bool) -> None:
     seam = compat.seam()
     if times_prefill:
-        _hook(f"{_SCHEDULER}.run_batch", _before_pass, "before")
         _hook(f"{_SCHEDULER}.process_batch_result", _after_results, "after")
     _hook(f"{_SCHEDULER}.flush_cache", _around_flush, "around")
     manager = import_module(_WEIGHTS.rpartition(".")[0]).SchedulerWeightUpdaterManager
@@ -79,6 +78,7 @@ def _set_hooks(*, is_ticked: bool, times_prefill: bool) -> None:
     _hook(f"{_WEIGHTS}.release_memory_occupation", _before_sleep, "before")
     for name in ADAPTER_CALLS:
         _hook(f"{_SCHEDULER}.{name}", _after_adapter, "after")
+    _hook(f"{_SCHEDULER}.run_batch", _before_pass, "before")
     _hook(f"{_SCHEDULER}.run_batch", _after_pass, "after")
     if not is_ticked:
         _hook(
@@ -169,8 +169,11 @@ def _before_sleep(_manager: Any, recv_req: Any, *_: Any, **__: Any) -> None:
 def _before_pass(_scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
     """A forward pass is about to be launched; it may queue behind the one before it."""
     cache = _watched.cache()
-    if cache is not None:
+    if cache is None:
+        return
+    if cache.times_prefill:
         cache.on_pass_begins(compat.prefill_tokens(batch))
+    cache.on_pass_reads(batch)
 
 
 def _after_results(*_: Any, **__: Any) -> None:

@@ -199,6 +199,9 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
     def on_batch_end(self) -> None:
         """After the results of a batch.  Not before 0.5.21."""
 
+    def on_pass_reads(self, batch: Any) -> None:
+        """Before a forward pass of these requests is launched."""
+
     def on_pass_launched(self, scheduler: Any, batch: Any) -> None:
         """After a forward pass was launched, before anybody looks at its results."""
 

@@ -21,6 +21,7 @@ from flexkv_core.layerwise import counters
 from flexkv_sglang import compat, radix_cache
 from flexkv_sglang.layerwise import LayerDoneCounter, ModeChoice, lacks
 from flexkv_sglang.seam import Generation
+from tests.support import sglang_dialect as dialect
 from tests.support.sglang_device import LAYERS
 from tests.support.sglang_world import Job, SglangWorld, cpu, ssd, world
 
@@ -271,6 +272,76 @@ def _take_without_emptying(self: counters.Counter) -> None:
     self._units = [0] * len(self._units)
 
 
+# ---- passes that read no load ----------------------------------------------------------------------
+
+
+def _open_load(w: SglangWorld, tokens: Any) -> Job:
+    """A load is begun for a request, for which there is no room after all; it goes back to the queue."""
+    job = w.submit(tokens)
+    w.waiting.remove(job)
+    w.match(job)
+    loaded = dialect.load_back(job.req, w.cache)
+    assert loaded is not None
+    assert loaded[0] == 64
+    assert not _loads(w).is_idle
+    return job
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_pass_waits_only_for_loads_that_it_reads(tmp_path: Path, page: int) -> None:
+    """Requests that decode go on, and a prompt without a hit: neither has a slot of the load."""
+    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 2}) as w:
+        _stored(w, range(64))
+        decoding = w.submit(range(500, 520), outputs=30)
+        w.run(until=lambda: len(decoding.req.output_ids) > 2)
+        w.transfer.holds_loads = True
+        job = _open_load(w, [*range(64), 1])
+        began = time.monotonic()
+        w.run(decoding, w.submit(range(700, 740), outputs=4))
+        assert time.monotonic() - began < 2
+        assert not w.count("layerwise_failures")
+        w.transfer.holds_loads = False
+        w.waiting.append(job)
+        w.run(job)
+
+
+def test_a_pass_that_reads_no_load_need_not_ask(tmp_path: Path) -> None:
+    """MLA prefills without a prefix ask for no layer: what runs for others beside them is not their fault."""
+    with world(tmp_path, engine=IP) as w:
+        _stored(w, range(64))
+        w.transfer.holds_loads = True
+        job = _open_load(w, [*range(64), 1])
+        counter, w.kv.layer_transfer_counter = w.kv.layer_transfer_counter, None
+        w.run(w.submit(range(700, 740), outputs=1))
+        w.kv.layer_transfer_counter = counter
+        assert not w.count("layerwise_failures")
+        assert _loads(w).wants(1 << 40)
+        w.transfer.holds_loads = False
+        w.waiting.append(job)
+        w.run(job)
+        assert len(job.req.output_ids) == 2
+
+
+def test_a_pass_must_ask_for_every_layer_that_passes_ask_for(tmp_path: Path) -> None:
+    """One that asks for the first layer alone has read the others unasked: its requests are aborted."""
+    with world(tmp_path, engine=IP) as w:
+        _stored(w, range(64), range(100, 164))
+        assert w.ask([*range(100, 164), *range(900, 910)]).cached == (0, 64, 0)
+        counter = w.kv.layer_transfer_counter
+        w.transfer.layers = 1
+        first = SimpleNamespace(
+            set_consumer=counter.set_consumer,
+            wait_until=lambda layer: counter.wait_until(layer) if layer == 0 else None,
+        )
+        w.kv.layer_transfer_counter = first
+        victim = w.submit([*range(64), *range(900, 910)], outputs=2)
+        w.run(victim)
+        assert victim.req.finished_reason.to_json()["status_code"] == 503
+        assert "layer 1: the pass that reads it did not ask" in victim.req.finished_reason.message
+        w.transfer.layers = LAYERS
+        w.kv.layer_transfer_counter = counter
+
+
 # ---- locks and leases -----------------------------------------------------------------------------
 
 
@@ -468,7 +539,7 @@ def test_a_prefill_that_asks_for_nothing_is_found_out(tmp_path: Path) -> None:
         victim = w.submit([*range(64), *range(900, 910)], outputs=2)
         w.run(victim)
         assert victim.req.finished_reason.to_json()["status_code"] == 503
-        assert "asked for no layer" in victim.req.finished_reason.message
+        assert "layer 0: the pass that reads it did not ask" in victim.req.finished_reason.message
         w.transfer.layers = LAYERS
         w.kv.layer_transfer_counter = counter
         assert w.ask([*range(100, 164), *range(900, 910)]).cached == (0, 64, 0)
