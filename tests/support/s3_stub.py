@@ -31,14 +31,15 @@ How = Callable[["Handler"], None]
 class StubS3:
     """A server with one bucket, and rules for how to treat the next requests."""
 
-    def __init__(self, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, port: int = 0, host: str = "127.0.0.1") -> None:
         self.objects: dict[str, bytes] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.requests: list[tuple[str, str]] = []
         self.lock = threading.Lock()
         self._rules: list[tuple[str, str, How, int]] = []
         self._connections: list[socket.socket] = []
-        self._server = _Server(("127.0.0.1", port), Handler)
+        kind = _Server6 if ":" in host else _Server
+        self._server = kind((host, port), Handler)
         self._server.stub = self
         if tls is not None:
             self._server.socket = tls.wrap_socket(
@@ -46,7 +47,9 @@ class StubS3:
             )
         scheme = "http" if tls is None else "https"
         self.port = self._server.server_port
-        self.endpoint = f"{scheme}://127.0.0.1:{self.port}"
+        self.endpoint = (
+            f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+        )
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
         self._thread.start()
 
@@ -107,6 +110,10 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, *_args: Any) -> None:
         """Clients that go away in the middle are what the tests are about."""
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -14,7 +14,7 @@ def read_listing(answer: bytes) -> tuple[list[tuple[str, int]], bool]:
         NotS3Error: that is no listing.
     """
     try:
-        root = ElementTree.fromstring(answer)
+        root = ElementTree.fromstring(answer.strip())
         rows = [
             (str(row.findtext("{*}Key")), int(row.findtext("{*}Size") or 0))
             for row in root.iterfind("{*}Contents")
@@ -34,7 +34,7 @@ def read_text(answer: bytes, tag: str) -> str:
         NotS3Error: there is no such child.
     """
     try:
-        root = ElementTree.fromstring(answer)
+        root = ElementTree.fromstring(answer.strip())  # spaces keep a long completion's connection alive
     except ElementTree.ParseError as exc:
         raise NotS3Error("the answer is no XML") from exc
     if root.tag == "Error":

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from flexkv_core import ByteSize, Model, Seconds
+
+_HOST = re.compile(r"(?:(?!-)[a-z0-9-]{1,63}(?<!-)\.)*(?!-)[a-z0-9-]{1,63}(?<!-)\.?")
+"""What botocore takes for a host's name: it raises what is no error of its own for anything else."""
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        if parts.port is not None and not parts.port:
+            return False
+        if ":" in host:
+            ipaddress.IPv6Address(host)
+            return True
+    except ValueError:
+        return False
+    return _HOST.fullmatch(host) is not None
 
 
 class S3Config(Model):
@@ -107,6 +126,11 @@ class S3Config(Model):
     def _endpoint_is_a_url(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"https?://[^/?#@\s]+/?", value):
             raise ValueError("must be http://host:port or https://host:port, without a path or user")
+        if value is not None and not _is_address(value):
+            raise ValueError(
+                "must name a host of letters, digits, - and dots, or an address (IPv6 in brackets), "
+                "and a port up to 65535"
+            )
         return value.rstrip("/") if value else value
 
     @model_validator(mode="after")

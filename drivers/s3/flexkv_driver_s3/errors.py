@@ -97,6 +97,8 @@ BY_CODE: dict[str, Fault] = {
     "ServiceUnavailable": _BUSY,
     "InternalError": _BUSY,
     "RequestTimeout": _away("the server waited in vain for the request's bytes", is_general=False),
+    "IncompleteBody": _away("the server got only some of the request's bytes", is_general=False),
+    "NoSuchUpload": _away("the upload in parts was given up meanwhile", is_general=False),
     "QuotaExceeded": _FULL,
     "XMinioStorageFull": _FULL,
     "InsufficientStorage": _FULL,
@@ -117,6 +119,7 @@ BY_STATUS: dict[int, Fault] = {
     404: _wrong("there is no such bucket or no S3 service at this address: check endpoint and bucket"),
     405: _wrong("the server does not allow this request: check options.endpoint_url and addressing"),
     408: _LATE,
+    409: _away("another request changes the same object", is_general=False),
     429: _BUSY,
     501: BY_CODE["NotImplemented"],
     507: _FULL,
@@ -178,7 +181,7 @@ EXPECTED: tuple[type[Exception], ...] = (
 )
 """What the library and the wire raise; anything else is a bug and is not translated."""
 
-_TELLING = (ConnectionError, ShortBodyError, TooLongError, http.client.HTTPException, OSError)
+_TELLING = (ConnectionError, NotS3Error, ShortBodyError, TooLongError, http.client.HTTPException, OSError)
 
 
 def fault_of(exc: BaseException) -> Fault:
@@ -214,6 +217,8 @@ def _answer_fault(refusal: RefusedError) -> Fault:
     line = fault.line
     if fault is _REGION and refusal.region:
         line = f"{line} to {refusal.region}"
+    elif refusal.elsewhere and not refusal.code:
+        line = f"the endpoint sends requests elsewhere: set options.endpoint_url to {refusal.elsewhere}"
     return replace(fault, line=f"{line} ({refusal.status} {refusal.code or 'without a code'})")
 
 
@@ -229,7 +234,8 @@ def _as_refusal(exc: boto.ClientError) -> RefusedError:
     headers = meta.get("HTTPHeaders", {})
     region = error.get("Region") or headers.get("x-amz-bucket-region", "")
     code = str(error.get("Code", ""))
-    return RefusedError(int(meta.get("HTTPStatusCode", 0)), code, str(error.get("Message", "")), str(region))
+    status, message = int(meta.get("HTTPStatusCode", 0)), str(error.get("Message", ""))
+    return RefusedError(status, code, message, region=str(region))
 
 
 def _chain(exc: BaseException) -> Iterator[BaseException]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from .refusals import ERROR_BODY_BYTES, ShortBodyError, TooLongError, refusal
+from .refusals import ERROR_BODY_BYTES, ShortBodyError, TooLongError, check_form, refusal
 
 if TYPE_CHECKING:
     from .wire import Wire
@@ -38,8 +38,11 @@ class Exchange:
     def _guarded(self, step: Callable[[], Any]) -> Any:
         try:
             return step()
-        except BaseException:
+        except BaseException as exc:
             self.abandon()
+            if self._is_reused and isinstance(exc, TimeoutError):
+                # A balancer that has forgotten one connection has forgotten those beside it.
+                self._wire.drop_idle()
             raise
 
     def _send(self) -> None:
@@ -69,6 +72,7 @@ class Exchange:
 
     def _accepted(self) -> http.client.HTTPResponse:
         response = self._reply = self._response()
+        check_form(response)
         if 200 <= response.status < 300:
             return response
         raw = response.read(ERROR_BODY_BYTES)

@@ -27,6 +27,7 @@ from .answers import read_listing, read_text
 from .config import S3Config
 from .errors import EXPECTED, SKEW_S
 from .exchange import Exchange
+from .refusals import NotS3Error
 from .sockets import WireLimits
 from .wire import Wire
 
@@ -109,7 +110,10 @@ class Service:
         """Names and lengths of the next objects below ``prefix``, in order; and whether there are more."""
         query = {"list-type": "2", "max-keys": str(limit), "prefix": prefix, "start-after": after}
         text = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items() if value)
-        return read_listing(self.get("", _ANSWER_BYTES + limit * _LISTED_BYTES, text))
+        rows, is_more = read_listing(self.get("", _ANSWER_BYTES + limit * _LISTED_BYTES, text))
+        if rows and rows[-1][0] <= after:
+            raise NotS3Error("a listing that does not go on after the name it was given")
+        return rows, is_more
 
     def delete(self, names: Sequence[str]) -> dict[str, BaseException]:
         """Delete objects; returns those that failed.  A missing object counts as deleted."""

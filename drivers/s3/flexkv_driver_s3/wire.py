@@ -88,10 +88,15 @@ class Wire:
         self._lock = threading.Lock()
         self.close()
 
+    def drop_idle(self) -> None:
+        """Close the connections that no request uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
     def close(self) -> None:
         """Close idle connections; those under way are closed when they come back."""
         with self._lock:
             self._is_closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self.drop_idle()

@@ -9,9 +9,7 @@ from contextlib import closing
 import pytest
 
 from flexkv_core import Status, TierAccessError, TierError
-from tests.support.ceph_rgw import ceph_gateway
 from tests.support.s3_client import Bucket, make_client
-from tests.support.s3_moto import MotoServer
 
 VALUE_BYTES = 12 << 20
 
@@ -37,24 +35,23 @@ def round_trip(bucket):
     assert bucket.names("/blocks/") == []
 
 
-def test_moto():
-    with closing(MotoServer()) as server, closing(make_client(server.endpoint)) as client:
-        bucket = Bucket(server.endpoint, uuid.uuid4().hex, client).create()
+def test_moto(moto):
+    with closing(make_client(moto.endpoint)) as client:
+        bucket = Bucket(moto.endpoint, uuid.uuid4().hex, client).create()
         round_trip(bucket)
         with pytest.raises(TierError, match=r"options\.bucket"):
-            Bucket(server.endpoint, "no-such-bucket", client).tier()
+            Bucket(moto.endpoint, "no-such-bucket", client).tier()
 
 
 @pytest.mark.slow
-def test_ceph():
-    with ceph_gateway() as server:
-        keys = (server.access, server.secret)
-        with closing(make_client(server.endpoint, keys)) as client:
-            bucket = Bucket(server.endpoint, "kv-blocks", client, keys).create()
-            round_trip(bucket)
-            with pytest.raises(TierError, match=r"options\.bucket"):
-                Bucket(server.endpoint, "no-such-bucket", client, keys).tier()
-            with pytest.raises(TierAccessError, match=r"options\.secret_access_key"):
-                bucket.tier(secret_access_key="wrong")
-            with pytest.raises(TierAccessError, match=r"options\.access_key_id"):
-                bucket.tier(access_key_id="nobody")
+def test_ceph(ceph):
+    keys = (ceph.access, ceph.secret)
+    with closing(make_client(ceph.endpoint, keys)) as client:
+        bucket = Bucket(ceph.endpoint, uuid.uuid4().hex, client, keys).create()
+        round_trip(bucket)
+        with pytest.raises(TierError, match=r"options\.bucket"):
+            Bucket(ceph.endpoint, "no-such-bucket", client, keys).tier()
+        with pytest.raises(TierAccessError, match=r"options\.secret_access_key"):
+            bucket.tier(secret_access_key="wrong")
+        with pytest.raises(TierAccessError, match=r"options\.access_key_id"):
+            bucket.tier(access_key_id="nobody")

@@ -34,13 +34,10 @@ def test_lookups_ask_nobody(stub, open_tier):
     open_tier().store(keys, data)
     tier = open_tier(index_ttl_s=60)
     before = len(stub.requests)
-    began = time.perf_counter()
     for _ in range(16):
         assert statuses(tier.lookup(keys)) == [Status.OK] * 64
-    spent = time.perf_counter() - began
     assert [row.num_bytes for row in tier.lookup(keys)] == [2000] * 64
     assert len(stub.requests) == before
-    assert spent < 0.5, f"1,024 keys took {spent * 1e3:.1f} ms"
 
 
 def test_what_one_stores_the_other_finds_by_one_listing_and_no_head(stub, open_tier):
