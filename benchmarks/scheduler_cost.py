@@ -69,13 +69,13 @@ def timed(timings: Timings, name: str, run: Callable[[], Any]) -> Any:
     return result
 
 
-def settled(manager: KVManager) -> float:
+def settled(manager: KVManager, is_so: Callable[[], bool] | None = None) -> float:
     """Let what goes on below the first tier end; milliseconds of this thread in the polls that took it in.
 
     A poll a millisecond, as a busy scheduler's ticks come; those that find nothing cost little, and count.
     """
     spent, end = 0.0, time.monotonic() + 60.0
-    while manager.chain.num_under_way:
+    while not is_so() if is_so else manager.chain.num_under_way:
         if time.monotonic() > end:
             raise SystemExit("the tiers below have not ended within a minute")
         time.sleep(0.001)
@@ -136,6 +136,23 @@ def loads(manager: KVManager, prompts: list[Any]) -> Timings:
     return timings
 
 
+def loads_from_below(manager: KVManager, prompts: list[Any]) -> Timings:
+    """Load every prompt, of which the first tier holds nothing any more."""
+    slots = array("q", range(len(prompts[0])))
+    timings: Timings = {}
+    for tokens in prompts:
+        sequence = manager.sequence(tokens)
+        assert manager.lookup(sequence).num_tokens == len(tokens)
+        task, _ = timed(
+            timings, "load: plan, pin, ask below", lambda s=sequence: manager.get_match(s, start=0)
+        )
+        timings.setdefault("load: staged", []).append(settled(manager, lambda i=task: manager.is_staged(i)))
+        timed(timings, "load: launch", lambda i=task: manager.launch([i], [slots]))
+        timed(timings, "load: complete", manager.poll)
+        manager.wait([task])
+    return timings
+
+
 def show(title: str, timings: Timings, blocks: int) -> None:
     """Print medians; the first round warms up."""
     print(f"{title}:")
@@ -180,6 +197,12 @@ def main() -> None:
             manager = opened(tiers, layout)
             show(title, stores(manager, prompts) | loads(manager, prompts), blocks)
             manager.shutdown()
+        manager = opened(
+            [small, disk | {"options": {"path": f"{folder}/2", "capacity": 4 * capacity}}], layout
+        )
+        stores(manager, prompts)
+        show("small cpu, then ssd, which everything comes from", loads_from_below(manager, prompts), blocks)
+        manager.shutdown()
     manager = opened([small], layout)
     show("cpu, full, so that every store makes its room", stores(manager, prompts), blocks)
     manager.shutdown()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 
 from .executor import Call, Completed, Verb
 from .jobs import LoadJob
@@ -141,24 +142,28 @@ class Fills:
         room = self.prefetched.room(now)
         if room < len(new):
             self._metrics.count("prefetch_shortened", len(new) - room, cause="host_share")
-        for at, i in enumerate(new[:room]):
-            if not self._is_promoted(self._links[plan.tiers[i]], plan.keys[i]):
-                return new[:at]
-        return new[:room]
+        stay = set(self._promoted(plan, new[:room]))
+        return list(takewhile(stay.__contains__, new[:room]))
 
     def is_on_its_way(self, key: BlockKey) -> bool:
         """Whether a block is being brought into a host slot."""
         return key in self._fills
 
-    def wait_for(self, key: BlockKey, job: LoadJob, position: int) -> None:
-        """Have ``job`` wait for a block that is on its way."""
-        fill = self._fills[key]
-        fill.waiting.append((job, position))
-        if fill.is_prefetch and not job.is_prefetch:
-            fill.is_prefetch = False
-            self.prefetched.needed(fill.num_tokens)
-            if fill.batch is not None and fill.batch.call is not None:
-                fill.link.workers.hurry(fill.batch.call, job.begun + fill.link.config.load_deadline_s)
+    def wait_for(self, job: LoadJob, numbers: Sequence[int]) -> None:
+        """Have ``job`` wait for these blocks of its plan, which are on their way."""
+        keys, fills = job.plan.keys, self._fills
+        for i in numbers:
+            fill = fills[keys[i]]
+            fill.waiting.append((job, i))
+            if fill.is_prefetch and not job.is_prefetch:
+                self._needed(fill, job)
+
+    def _needed(self, fill: Fill, job: LoadJob) -> None:
+        """What was brought ahead of need is needed now."""
+        fill.is_prefetch = False
+        self.prefetched.needed(fill.num_tokens)
+        if fill.batch is not None and fill.batch.call is not None:
+            fill.link.workers.hurry(fill.batch.call, job.begun + fill.link.config.load_deadline_s)
 
     def leave(self, job: LoadJob) -> None:
         """``job`` waits for nothing any more.
@@ -193,14 +198,13 @@ class Fills:
     def _new_fills(
         self, plan: LoadPlan, numbers: Sequence[int], chain: BlockChain, slots: Sequence[int], now: float
     ) -> list[Fill]:
-        fresh, promoted = [], []
-        for i, slot in zip(numbers, slots, strict=True):
-            key, link = plan.keys[i], self._links[plan.tiers[i]]
-            is_promoted = self._is_promoted(link, key)
-            fill = self._fills[key] = Fill(key, link, slot, is_promoted, plan.stored_tokens[i])
-            fresh.append(fill)
-            if fill.is_promoted:
-                promoted.append(i)
+        promoted = self._promoted(plan, numbers)
+        stay, keys, tiers, tokens = set(promoted), plan.keys, plan.tiers, plan.stored_tokens
+        fresh = [
+            Fill(keys[i], self._links[tiers[i]], slot, i in stay, tokens[i])
+            for i, slot in zip(numbers, slots, strict=True)
+        ]
+        self._fills.update((fill.key, fill) for fill in fresh)
         if self._host_link is not None:
             for blocks in self._stretches(plan, promoted, chain):
                 size = self._layout.value_bytes(blocks.tokens_each)
@@ -228,16 +232,22 @@ class Fills:
                 stretches.append(other)
         return stretches
 
-    def _is_promoted(self, link: Link, key: BlockKey) -> bool:
+    def _promoted(self, plan: LoadPlan, numbers: Sequence[int]) -> list[int]:
+        """Those of the blocks that are to stay in the first tier."""
         host = self._host_link
         if host is None or host.config.read_only or host.config.write is WritePolicy.NEVER:
-            return False
-        if self._index.has(host.number, key):
-            return False
-        wish = link.config.promote
+            return []
+        absent = self._index.missing(host.number, [plan.keys[i] for i in numbers])
+        candidates = [numbers[at] for at in absent]
+        wishes = {tier: self._links[tier].config.promote for tier in set(plan.tiers)}
+        if all(wish == "always" for wish in wishes.values()):
+            return candidates
+        return [i for i in candidates if self._is_wanted(wishes[plan.tiers[i]], plan.tiers[i], plan.keys[i])]
+
+    def _is_wanted(self, wish: str | int, tier: int, key: BlockKey) -> bool:
         if isinstance(wish, str):
             return wish == "always"
-        place = self._index.place(link.number, key)
+        place = self._index.place(tier, key)
         return place is None or place.hits + 1 >= wish
 
     def _submit(self, fills: list[Fill], now: float, *, can_wait: bool) -> None:
@@ -274,7 +284,7 @@ class Fills:
         sizes: list[int] = []
         for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
             del self._fills[fill.key]
-            if outcome.is_ok:
+            if outcome.status is Status.OK:
                 good.append(fill)
                 sizes.append(outcome.num_bytes)
         if good:

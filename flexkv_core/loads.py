@@ -157,8 +157,7 @@ class Loads:
             plan.cut(available)
             del job.slots[available:]
             to_fill = [i for i in to_fill if i < available]
-        for i in to_fill:
-            self._fills.wait_for(plan.keys[i], job, i)
+        self._fills.wait_for(job, to_fill)
         return to_fill
 
     def _filled(self, fills: Sequence[Fill], now: float) -> None:
