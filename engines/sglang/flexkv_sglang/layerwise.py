@@ -26,7 +26,6 @@ from flexkv_core.manager import KVManager
 from flexkv_core.transfer import Ticket
 
 from . import compat
-from .seam import Generation
 
 if TYPE_CHECKING:
     from .seam_cache import Checkpoint
@@ -283,22 +282,23 @@ class LayerwiseLoads:
         return any(has_any(slots, entry.slots) for entry in self._dead)
 
     def visible(self, params: Any) -> Any:
-        """A query without what failed loads left; the request's own KV then stays out of the tree, too.
+        """A query without what failed loads left.
 
-        Before 0.5.22 a chunked request cannot stay out: one that the tree gives dead slots is aborted.  What
-        SGLang asks of its own after an insert, without a request, must find all that it has put there.
+        What SGLang asks of its own after an insert, without a request, must find all that it has put there.
         """
-        if params.req is None:
-            return params
         key = params.key
-        for entry in self._dead:
-            if _shared(key, entry.key) > entry.have:
-                key = key[: entry.have]
-        if key is params.key:
-            return params
-        if compat.seam().generation is Generation.CHECKPOINT:
-            params.req.skip_radix_cache_insert = True
-        return replace(params, key=key)
+        if params.req is not None:
+            for entry in self._dead:
+                if _shared(key, entry.key) > entry.have:
+                    key = key[: entry.have]
+        return params if key is params.key else replace(params, key=key)
+
+    def keeps_out(self, req: Any, up_to: int) -> bool:
+        """Whether a request's first tokens must stay out of the tree: it would give dead slots for its own.
+
+        Before 0.5.22 SGLang does not ask: a request whose own slots the tree takes for doubles is aborted.
+        """
+        return any(_shared(compat.prompt_key(req, up_to), entry.key) > entry.have for entry in self._dead)
 
     def reset(self) -> None:
         """The tree forgets everything; nothing may be moving any more."""

@@ -231,6 +231,11 @@ class FlexKVRadixCache(SeamRadixCache):
             params = self._layerwise.visible(params)
         return super().match_prefix(params)
 
+    def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        """From 0.5.22: nothing beside dead slots, as for requests that SGLang itself keeps out of the tree."""
+        if self._layerwise is None or not self._layerwise.keeps_out(req, up_to):
+            super().checkpoint(req, up_to=up_to, **kwargs)
+
     @_fails_open(0)
     def on_match(self, handle: RequestHandle, prompt: Prompt, have: int) -> int:
         if self._weights.are_suspect or prompt.namespace.adapter in self._mixed_adapters:

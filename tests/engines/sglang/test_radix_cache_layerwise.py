@@ -467,6 +467,32 @@ def test_a_chunked_request_is_aborted_between_its_chunks(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("beside", ["ranked", "running"])
+def test_only_while_dead_slots_are_there_is_a_request_kept_out_of_the_tree(
+    tmp_path: Path, page: int, beside: str
+) -> None:
+    """One that was only ranked beside them, or computed its own, is kept once they are gone."""
+    if beside == "running" and not STAYS_OUT:
+        pytest.skip("before 0.5.22 such a request is aborted")
+    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 0.2}, size=1024) as w:
+        _stored(w, range(64))
+        _fail(w, "late")
+        w.run(w.submit([*range(64), 1]))
+        assert _loads(w).has_dead
+        other = w.submit([*range(64), 2], outputs=40)
+        if beside == "ranked":
+            w.match(other)
+        else:
+            w.run(until=lambda: len(other.req.output_ids) > 2)
+        w.transfer.layers = LAYERS
+        _until(w, lambda: _loads(w).is_idle)
+        w.run(other)
+        w.settle()
+        assert len(other.req.output_ids) == 40
+        w.check_tree(other, 65 + 39)
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_nothing_of_a_failed_load_is_stored(tmp_path: Path, page: int) -> None:
     """Neither what was to be loaded nor what was computed on it."""
     with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 0.2}) as w:
