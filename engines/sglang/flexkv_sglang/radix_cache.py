@@ -232,7 +232,7 @@ class FlexKVRadixCache(SeamRadixCache):
         return super().match_prefix(params)
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
-        """From 0.5.22: nothing beside dead slots, as for requests that SGLang itself keeps out of the tree."""
+        """From 0.5.22: nothing beside dead slots, as for requests that SGLang keeps out of the tree."""
         if self._layerwise is None or not self._layerwise.keeps_out(req, up_to):
             super().checkpoint(req, up_to=up_to, **kwargs)
 
