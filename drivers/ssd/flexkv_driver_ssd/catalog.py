@@ -34,7 +34,7 @@ class Entry:
     def __init__(self, place: Place, record: Record) -> None:
         self.place = place
         self.record = record
-        self.used_at = record.used_at
+        self.used_at = min(record.used_at, time.time())  # a clock that was ahead is not believed
         self.readers = 0
         self.is_retired = False
         self.is_cleared = False
@@ -97,7 +97,7 @@ class Catalog:
         with self._lock:
             entry.readers -= 1
             entry.used_at = time.time()
-            if entry.used_at - entry.record.used_at > _TOUCH_S:
+            if abs(entry.used_at - entry.record.used_at) > _TOUCH_S:
                 self._write_time(entry)
             self._free_if_unread(entry)
 
@@ -196,6 +196,6 @@ class Catalog:
         """Write down the times of use, and forget everything."""
         with self._lock:
             for entry in self._entries.values():
-                if entry.used_at > entry.record.used_at:
+                if entry.used_at != entry.record.used_at:
                     self._write_time(entry)
             self._entries.clear()

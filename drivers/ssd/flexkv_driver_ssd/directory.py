@@ -13,6 +13,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 _GIB = 1 << 30
 _SLAB_BYTES = 1 << 30
 _MAX_SLABS = 256
+_NUMBER = re.compile(r"[0-9]{5,}")
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -94,12 +96,11 @@ class Directory:
             raise
 
     def _open_slabs(self) -> None:
-        folder = self._folder.path
-        for stray in folder.glob("*.index"):
+        for stray in self._files(".index"):
             if not stray.with_suffix(".slab").exists():
                 self._drop(stray.with_suffix(".slab"), "a file of the pair is missing")
         room = self.num_slots
-        for path in sorted(folder.glob("*.slab")):
+        for path in self._files(".slab"):
             try:
                 slab = Slab(path, self._geometry, is_direct=self.is_direct)
             except BadSlabError as exc:
@@ -117,8 +118,13 @@ class Directory:
             self.slabs.append(slab)
 
     def _remove_files(self) -> None:
-        for path in [*self._folder.path.glob("*.slab"), *self._folder.path.glob("*.index")]:
+        self._folder.check_owner()
+        for path in [*self._files(".slab"), *self._files(".index")]:
             path.unlink(missing_ok=True)
+
+    def _files(self, suffix: str) -> list[Path]:
+        """Our files, in order: their names are numbers, and what else lies there is somebody's own."""
+        return sorted(path for path in self._folder.path.glob(f"*{suffix}") if _NUMBER.fullmatch(path.stem))
 
     def _drop(self, path: Path, reason: str) -> None:
         self.num_skipped += 1
@@ -194,6 +200,7 @@ class Directory:
             return True
 
     def _add_slab(self) -> Slab | None:
+        self._folder.check_owner()
         wanted = min(self._slab_slots, self.num_slots - self.num_allocated)
         # Small slabs only where there is no other way: a nearly full disk must not make thousands.
         least = min(wanted, max(1, self._slab_slots // 16)) if self.slabs else 1

@@ -137,9 +137,15 @@ class Folder:
                         found.append(LeftOver(path, _disk_bytes(path), (path / "lock").stat().st_mtime))
         return sorted(found, key=lambda one: one.used_at)
 
+    def check_owner(self) -> None:
+        """Raises OSError where the folder is gone, or was made anew since, which makes it another's."""
+        there, ours = os.stat(self.path / "lock"), os.fstat(self._lock_fd)
+        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
+            raise OSError(errno.ESTALE, "the folder is not the one that was opened", str(self.path))
+
     def touch(self) -> None:
         """Find the folder and write what costs nothing; raises OSError where that fails."""
-        os.stat(self.path / "lock")
+        self.check_owner()
         _sign(self._lock_fd)
 
     def close(self) -> None:

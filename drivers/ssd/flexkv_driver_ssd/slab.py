@@ -30,6 +30,8 @@ PAGE = 4096
 SCHEMA = 1
 _MAGIC = b"FLEXKVS\x01"
 _HEADER = struct.Struct("<8sIIQ16s16s")
+_NUM_SLOTS = struct.Struct("<I")
+_NUM_SLOTS_AT = struct.calcsize("<8sI")
 _IDENTITY_AT = 256
 _RECORD = struct.Struct("<II32sQQd")
 _FREE = bytes(_RECORD.size)
@@ -137,14 +139,14 @@ class Slab:
             if read_fully(fd, page, 0) < PAGE:
                 raise BadSlabError("no header")
             heads.append(_HEADER.unpack_from(page))
-        magic, schema, num_slots, slot_bytes, fingerprint, _ = heads[0]
+        magic, schema, num_slots, slot_bytes, fingerprint, number = heads[0]
         if magic != _MAGIC or schema != SCHEMA:
             raise BadSlabError("not a slab")
         if slot_bytes != geometry.slot_bytes or fingerprint != geometry.fingerprint:
             raise BadSlabError("foreign layout")
-        if heads[0] != heads[1]:
+        if (magic, schema, slot_bytes, fingerprint, number) != (*heads[1][:2], *heads[1][3:]):
             raise BadSlabError("slab and index do not belong together")
-        return int(num_slots)
+        return min(int(num_slots), int(heads[1][2]))  # they differ where a process was killed in ``shrink``
 
     @property
     def num_bytes(self) -> int:
@@ -213,6 +215,11 @@ class Slab:
 
     def shrink(self, num_slots: int) -> None:
         """Give the slots from ``num_slots`` on back to the file system.  Raises OSError."""
+        page = aligned_buffer(PAGE)
+        for fd in (self._index_fd, self._fd):
+            read_fully(fd, page, 0)
+            _NUM_SLOTS.pack_into(page, _NUM_SLOTS_AT, num_slots)
+            write_fully(fd, page, 0)
         os.ftruncate(self._fd, self._place(num_slots))
         self.num_slots = num_slots
 

@@ -197,7 +197,7 @@ class SsdTier(Tier):
             except OSError as exc:
                 logger.warning("[FlexKV] tier %s: %s is left out: %s", self._name, entry.place.slab.path, exc)
                 continue
-            blocks.append(StoredBlock(record.key, record.num_bytes, bytes(head[:got]), record.used_at))
+            blocks.append(StoredBlock(record.key, record.num_bytes, bytes(head[:got]), entry.used_at))
         return blocks
 
     def usage(self) -> TierUsage:
