@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -35,7 +35,24 @@ class Address:
     def __str__(self) -> str:
         if self.path:
             return f"unix://{self.path}"
-        return f"{'rediss' if self.has_tls else 'redis'}://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'rediss' if self.has_tls else 'redis'}://{host}:{self.port}"
+
+
+def _split(text: str) -> SplitResult:
+    # The standard library's own messages repeat what they do not like: a password, if it has a slash in it.
+    try:
+        return urlsplit(text)
+    except ValueError:
+        raise ValueError("what is in brackets must be an address of version 6") from None
+
+
+def _port(parts: SplitResult, default_port: int) -> int:
+    try:
+        port = parts.port
+    except ValueError:
+        raise ValueError("the port must be a number up to 65535") from None
+    return port if port is not None else default_port
 
 
 def parse_url(url: str, default_port: int = DEFAULT_PORT) -> Address:
@@ -44,7 +61,7 @@ def parse_url(url: str, default_port: int = DEFAULT_PORT) -> Address:
     Raises:
         ValueError: with what to write instead; never with the url, which may hold a password.
     """
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ValueError("must begin with redis://, rediss:// (TLS) or unix:///")
     if parts.password is not None or parts.username is not None:
@@ -60,16 +77,15 @@ def parse_url(url: str, default_port: int = DEFAULT_PORT) -> Address:
     db = parts.path.strip("/") or "0"
     if not db.isdigit():
         raise ValueError("must end in a database number or in nothing")
-    port = parts.port if parts.port is not None else default_port
-    return Address(parts.hostname, port, "", int(db), has_tls=parts.scheme == "rediss")
+    return Address(parts.hostname, _port(parts, default_port), "", int(db), has_tls=parts.scheme == "rediss")
 
 
 def parse_node(node: str, default_port: int) -> tuple[str, int]:
     """Read ``host`` or ``host:port``.  Raises ValueError."""
-    parts = urlsplit(f"//{node}")
+    parts = _split(f"//{node}")
     if not parts.hostname or parts.path or parts.username is not None:
         raise ValueError("each must be host or host:port")
-    return parts.hostname, parts.port if parts.port is not None else default_port
+    return parts.hostname, _port(parts, default_port)
 
 
 class TlsConfig(Model):
@@ -115,7 +131,7 @@ class RedisConfig(Model):
         description="Every key begins with this (an ACL can be bound to it); 64 hex digits follow.",
     )
     ttl_s: Seconds | None = Field(
-        None, gt=0, description="Blocks expire so long after they were stored. Default: never."
+        None, ge=0.001, description="Blocks expire so long after they were stored. Default: never."
     )
     ttl_refresh: bool = Field(
         False, description="A load starts a block's time anew. Needs ttl_s and Redis 6.2 or later."

@@ -15,7 +15,7 @@ from flexkv_driver_remote_redis.tier import RedisTier
     [
         ("redis://10.0.0.5", "redis://10.0.0.5:6379"),
         ("redis://cache:6390/3", "redis://cache:6390"),
-        ("rediss://[::1]:6380", "rediss://::1:6380"),
+        ("rediss://[::1]:6380", "rediss://[::1]:6380"),
         ("unix:///run/redis/redis.sock", "unix:///run/redis/redis.sock"),
     ],
 )
@@ -27,19 +27,22 @@ FINDINGS = [
     ({"url": "10.0.0.5:6379"}, "must begin with redis://"),
     ({"url": "http://10.0.0.5"}, "must begin with redis://"),
     ({"url": "redis://"}, "must name a host"),
-    ({"url": "redis://cache:port"}, "Port could not be cast"),
+    ({"url": "redis://cache:port"}, "port must be a number up to 65535"),
+    ({"url": "redis://cache:70000"}, "port must be a number up to 65535"),
+    ({"url": "redis://[cache]"}, "address of version 6"),
+    ({"url": "redis://a", "ttl_s": "100us"}, "greater than or equal to 0.001"),
     ({"url": "redis://cache/blocks"}, "must end in a database number"),
     ({"url": "redis://cache?socket_timeout=3"}, "must hold no query"),
     ({"url": "unix://run/redis.sock"}, "must name a socket"),
     ({"url": "redis://a", "nodes": ["b:1"]}, "nodes is for a cluster"),
-    ({"url": "redis://a", "cluster": True, "nodes": ["b:x"]}, "Port could not be cast"),
+    ({"url": "redis://a", "cluster": True, "nodes": ["b:x"]}, "port must be a number up to 65535"),
     ({"url": "redis://a", "cluster": True, "sentinel": {"master": "m"}}, "exclude each other"),
     ({"url": "redis://a/2", "cluster": True}, "no databases"),
     ({"url": "unix:///s", "cluster": True}, "Unix socket"),
     ({"url": "redis://a", "tls": {}}, "does not begin with rediss://"),
     ({"url": "redis://a", "ttl_refresh": True}, "needs ttl_s"),
     ({"url": "redis://a", "username": "u"}, "username needs password"),
-    ({"url": "redis://a", "ttl_s": 0}, "greater than 0"),
+    ({"url": "redis://a", "ttl_s": 0}, "greater than or equal to 0.001"),
     ({"url": "redis://a", "prefix": "{tag}:"}, "pattern"),
     ({"url": "redis://a", "connections": 0}, "greater than or equal to 1"),
     ({"url": "redis://a", "max_value": "1GiB"}, "less than or equal to"),
@@ -53,9 +56,25 @@ def test_findings():
             RedisConfig.model_validate(options)
 
 
-def test_credentials_in_the_url_are_refused_and_not_repeated():
-    with pytest.raises(ValidationError, match="must hold no credentials") as caught:
-        RedisConfig(url="redis://user:hunter2@cache")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://user:hunter2@cache",
+        "redis://user:hunter2/x@cache",
+        "redis://user:hunter2?x@cache",
+        "redis://user:hunter2#x@cache",
+        "redis://[hunter2@cache",
+        "redis://[hunter2]@cache",
+        "redis://cache/hunter2",
+        "hunter2",
+    ],
+)
+def test_credentials_in_the_url_are_refused_and_not_repeated(url):
+    with pytest.raises(ValidationError) as caught:
+        RedisConfig(url=url)
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(ValidationError) as caught:
+        RedisConfig(url="redis://a", cluster=True, nodes=[url.removeprefix("redis://") + "/"])
     assert "hunter2" not in str(caught.value)
 
 
