@@ -121,10 +121,8 @@ def test_a_listing_that_begins_anew_is_not_followed_for_ever(stub, open_tier):
     names, chance = names_of("flexkv", bytes(16), 2), random.Random(3)
     stub.objects.update({names.block(chance.randbytes(32)): b"x" for _ in range(1500)})
     stub.treat("GET", "list-type", from_the_front)
-    began = time.monotonic()
     with pytest.raises(TierUnavailableError, match="listing"):
         open_tier()
-    assert time.monotonic() - began < 5
     assert stub.count("GET", "list-type") < 6
 
 
