@@ -31,8 +31,8 @@ Each prompt was computed once. Its KV then came back from the CPU tier, after th
 and from the SSD tier, after the server had been restarted. The tokens of the answers are the same.
 """
 REMOTE_MORAL = """\
-A server that had never seen the document got its KV from Redis. While Redis was dead its prompts were
-computed, and the answers stayed the same; once Redis was back, so were the hits.
+A server that had never seen the document got its KV from Redis, where only whole blocks are kept. While Redis
+was dead its prompts were computed, and the answers stayed the same; once Redis was back, so were the hits.
 """
 DEFAULT_ENTRIES = 57
 
