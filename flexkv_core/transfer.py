@@ -148,6 +148,11 @@ class CopyJob:
 class Ticket:
     """One running copy: reaches exactly one terminal state, which can be asked but not changed.
 
+    Attributes:
+        seconds: From its beginning to its end, what it had to wait for included.
+        pace: Bytes that were moved in seconds in which nothing else held them up; (0, 0.0) where that is not
+            known.  Set by the transfer before the end.
+
     Threads: the transfer's thread finishes it; any thread asks.
     """
 
@@ -157,6 +162,7 @@ class Ticket:
         self.num_bytes = num_bytes
         self.num_layers = num_layers
         self.seconds = 0.0
+        self.pace: tuple[int, float] = (0, 0.0)
         self.error: TransferError | None = None
         self._layers_done = 0
         self._is_over = False

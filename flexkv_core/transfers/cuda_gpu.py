@@ -104,8 +104,8 @@ class CudaGpu(Gpu):
     def stream(self) -> Stream:
         return torch.cuda.Stream(self.device, priority=self._priority)
 
-    def event(self) -> Event:
-        event: Event = torch.cuda.Event(blocking=True)
+    def event(self, *, timed: bool = False) -> Event:
+        event: Event = torch.cuda.Event(blocking=True, enable_timing=timed)
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:

@@ -33,6 +33,10 @@ class Event(ABC):
     def synchronize(self) -> None:
         """Block until it has, without holding the interpreter's lock."""
 
+    @abstractmethod
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds on the device from here to ``end_event``.  Both timed, and passed."""
+
 
 class Move(NamedTuple):
     """One launch of the row kernel.  All addresses are device addresses; sizes in words.
@@ -96,8 +100,8 @@ class Gpu(ABC):
         """A new stream of our own."""
 
     @abstractmethod
-    def event(self) -> Event:
-        """A new event, not recorded yet."""
+    def event(self, *, timed: bool = False) -> Event:
+        """A new event, not recorded yet; ``timed`` for ``elapsed_time``."""
 
     @abstractmethod
     def wait(self, stream: Stream, event: Event) -> None:

@@ -54,6 +54,8 @@ class DeviceJob:
         slots: Device slots in a tensor on the device.
         on_device: Its packed table, from then to the job's end.
         is_open: Whether that has been sent.
+        opened: Of a load, behind all that its first kernel waits for; timed.
+        is_staged: Whether a piece went through the ring.
         num_pieces: Pieces submitted.
     """
 
@@ -65,6 +67,8 @@ class DeviceJob:
     slots: torch.Tensor | None = None
     on_device: Table | None = None
     is_open: bool = False
+    opened: Event | None = None
+    is_staged: bool = False
     num_pieces: int = 0
 
 
@@ -80,8 +84,9 @@ class Lane:
         self.kernels = gpu.stream()
         self.engine = gpu.stream()
         self.part_bytes = part_bytes
-        self._memory = gpu.allocate(part_bytes * num_parts, self.kernels)
-        self._ring = Ring(part_bytes * num_parts, gpu.event)
+        self.ring_bytes = part_bytes * num_parts
+        self._memory = gpu.allocate(self.ring_bytes, self.kernels)
+        self._ring = Ring(self.ring_bytes, gpu.event)
         self._full = gpu.event()
         self._tables = deque(gpu.table(_KEPT_WORDS, self.kernels) for _ in range(_KEPT_TABLES))
         self._widest = max(plane.row_bytes for plane in layout.planes)
@@ -142,6 +147,7 @@ class Lane:
             self._move(job, piece, blocks, 0, may_block=may_block)
             self._engine_is_behind = False
             return
+        job.is_staged = True
         group = run_bytes(self._layout, piece.first_plane, piece.last_plane)
         held = job.table.held
         size = held[piece.last_span - 1] - (held[piece.first_span - 1] if piece.first_span else 0)
@@ -164,9 +170,9 @@ class Lane:
         self._ring.keep().record(self.engine)
         self._engine_is_behind = True
 
-    def mark(self) -> Event:
+    def mark(self, *, timed: bool = False) -> Event:
         """An event behind all that was submitted."""
-        event = self._gpu.event()
+        event = self._gpu.event(timed=timed)
         if self.is_load:
             # The kernel consumes what the engine brings: its stream is behind the engine's.
             event.record(self.kernels)
@@ -226,6 +232,9 @@ class Lane:
         job.is_open = True
         for event in job.waits:
             self._gpu.wait(self.kernels, event)
+        if self.is_load:
+            job.opened = self._gpu.event(timed=True)
+            job.opened.record(self.kernels)
         self._gpu.send(self.kernels, job.on_device, job.table.num_words, may_block=may_block)
         if job.slots is not None:
             self._gpu.put(self.kernels, job.on_device, job.table.slots_at, job.slots)

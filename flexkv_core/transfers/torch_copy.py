@@ -74,19 +74,22 @@ class TorchTransfer(QueuedTransfer):
         self, ticket: Ticket, parts: list[tuple[HostMemory, TokenRows]], *, is_load: bool
     ) -> Iterator[None]:
         """The copy, piece by piece: layer after layer, so that early layers are ready early."""
-        began = perf_counter()
+        began, busy = perf_counter(), 0.0
         move = self._device.load if is_load else self._device.store
         for layer, planes in enumerate(self._layers):
             for memory, rows in parts:
                 for begin, end in self._pieces(planes, len(rows)):
+                    resumed = perf_counter()
                     for plane in planes:
                         at = rows.at(
                             self.layout.plane_offsets[plane], self.layout.planes[plane].row_bytes, begin, end
                         )
                         move(plane, memory, at, rows.device_slots[begin:end])
+                    busy += perf_counter() - resumed
                     yield
             if is_load:
                 ticket.finish_layer(layer)
+        ticket.pace = (ticket.num_bytes, busy)
         ticket.finish(perf_counter() - began)
 
     def _pieces(self, planes: list[int], num_tokens: int) -> Iterator[tuple[int, int]]:

@@ -14,12 +14,15 @@ from time import perf_counter
 from ..errors import TransferError
 from ..layout import BlockLayout
 from .cuda_ticket import CudaTicket
-from .gpu import Gpu
+from .gpu import Event, Gpu
 from .lane import DeviceJob, Lane
 from .pieces import CopyLimits, Piece, cut, run_bytes
 from .waiter import EventWaiter
 
 NEVER = 1 << 62
+
+_SHORT = 0.1
+"""Of a load's time: a wait that makes no difference to its speed."""
 
 
 class Way:
@@ -85,13 +88,13 @@ class Way:
         )
         try:
             left = yield from self._submit(ticket, job, pieces, layerwise=layerwise)
-            last = self.lane.mark()
+            last = self.lane.mark(timed=self.is_load)
         except BaseException:
             self.lane.forget(job)
             raise
         self._count(left)
         ticket.mark_layer(self._layout.num_layers - 1, last)
-        self.waiter.put(last, partial(self._finish, ticket, began, job, left))
+        self.waiter.put(last, partial(self._finish, ticket, began, (job, last), left))
 
     def _submit(
         self, ticket: CudaTicket, job: DeviceJob, pieces: Iterator[Piece], *, layerwise: bool
@@ -139,21 +142,44 @@ class Way:
         self._leave(num_bytes)
 
     def _finish(
-        self, ticket: CudaTicket, began: float, job: DeviceJob, num_bytes: int, fault: Exception | None
+        self,
+        ticket: CudaTicket,
+        began: float,
+        ended: tuple[DeviceJob, Event],
+        num_bytes: int,
+        fault: Exception | None,
     ) -> None:
-        """The last event has passed; ``job`` kept its table until now.  On the waiter's thread."""
-        number = ticket.job.number
+        """A job's last event has passed; it kept its table until now.  On the waiter's thread."""
+        (job, last), seconds, number = ended, perf_counter() - began, ticket.job.number
         error = None
         unchecked = job.on_device if job.slots is not None else None
         try:
             if fault is None and unchecked is not None and self._gpu.word(unchecked, job.table.fault_at):
                 why = "device slots beyond the pool; their rows did not move"
                 error = TransferError(f"copy {number}: {why}", job=number)
+            if fault is None and job.opened is not None:
+                alone = job.opened.elapsed_time(last) / 1e3
+                ticket.pace = self._pace(ticket.num_bytes, seconds, alone, is_staged=job.is_staged)
         except Exception as late:  # noqa: BLE001 - the device failed now: so did the copy
             fault = late
         if fault is not None:
             error = TransferError(f"copy {number} failed on the device: {fault!r}", job=number)
             error.__cause__ = fault
         self.lane.finish(job)
-        ticket.finish(perf_counter() - began, error)
+        ticket.finish(seconds, error)
         self._leave(num_bytes)
+
+    def _pace(self, num_bytes: int, seconds: float, alone: float, *, is_staged: bool) -> tuple[int, float]:
+        """A load's speed without its wait for passes and loads before it.
+
+        While it waits the copy engine fills the ring: what may have crossed the link by then is left out.
+
+        Args:
+            num_bytes: Of the load.
+            seconds: From its submission to its end.
+            alone: Of these, those in which its pages could be written.
+            is_staged: Whether it went through the ring.
+        """
+        if seconds - alone <= _SHORT * seconds:
+            return num_bytes, seconds
+        return max(0, num_bytes - self.lane.ring_bytes * is_staged), alone

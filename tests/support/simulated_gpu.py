@@ -13,6 +13,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -32,16 +33,19 @@ class SimulatedStream:
 
 
 class SimulatedEvent(Event):
-    def __init__(self, gpu: SimulatedGpu) -> None:
+    def __init__(self, gpu: SimulatedGpu, *, is_timed: bool) -> None:
         self._gpu = gpu
+        self.is_timed = is_timed
         self.recorded = 0
         self.passed = 0
+        self.passed_at = 0.0
 
     def record(self, stream: SimulatedStream) -> None:
         self.recorded += 1
         number = self.recorded
 
         def arrive() -> None:
+            self.passed_at = perf_counter()
             self.passed = max(self.passed, number)
 
         self._gpu.run(stream, arrive)
@@ -49,6 +53,13 @@ class SimulatedEvent(Event):
     def query(self) -> bool:
         self._gpu.raise_if_dead()
         return self.passed >= self.recorded
+
+    def elapsed_time(self, end_event: SimulatedEvent) -> float:
+        assert self.is_timed, "not timed"
+        assert end_event.is_timed, "not timed"
+        assert self.query(), "not passed"
+        assert end_event.query(), "not passed"
+        return 1e3 * (end_event.passed_at - self.passed_at)
 
     def synchronize(self) -> None:
         wanted = self.recorded
@@ -150,8 +161,8 @@ class SimulatedGpu(Gpu):
             self.streams.append(stream)
         return stream
 
-    def event(self) -> SimulatedEvent:
-        return SimulatedEvent(self)
+    def event(self, *, timed: bool = False) -> SimulatedEvent:
+        return SimulatedEvent(self, is_timed=timed)
 
     def wait(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
         wanted = event.recorded

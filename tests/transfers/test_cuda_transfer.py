@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -321,6 +322,32 @@ def test_a_stream_is_told_once_to_wait_for_a_layer() -> None:
     assert ticket.wait(DEADLINE_S)
     bench.gpu.drain(streams[1])
     del spans, ticket
+    bench.close()
+
+
+@pytest.mark.parametrize("name", ["direct", "staged"])
+def test_the_pace_of_loads_leaves_out_what_they_waited_for(name: str) -> None:
+    """Under load every copy stands behind a pass, and behind other loads: that says nothing of the link.
+
+    What the copy engine brings into the ring meanwhile is left out, too.
+    """
+    bench = Bench(LAYOUTS["kv"], CONFIGS[name])
+    spans, slots = [whole(slot, 8) for slot in take(bench.pool, 10)], list(range(80))
+    in_ring = bench.transfer._ways[True].lane.ring_bytes if name == "staged" else 0
+    bench.gpu.hold()
+    bench.forward_pass(1)
+    tickets = [bench.submit("load", spans, slots) for _ in range(2)]
+    held = time.perf_counter()
+    time.sleep(0.1)
+    held = time.perf_counter() - held
+    bench.gpu.go()
+    for ticket in tickets:
+        assert ticket.wait(DEADLINE_S)
+        assert ticket.seconds >= held
+        num_bytes, seconds = ticket.pace
+        assert num_bytes == ticket.num_bytes - in_ring
+        assert 0 < seconds <= ticket.seconds - held
+    del spans, tickets, ticket
     bench.close()
 
 

@@ -256,6 +256,8 @@ def test_nothing_moves_before_the_fence(small: Bench, direction: str) -> None:
     fence.gate.set()
     assert ticket.wait(DEADLINE_S)
     assert ticket.is_ok
+    assert ticket.pace[0] == ticket.num_bytes
+    assert 0 < ticket.pace[1] <= ticket.seconds
 
 
 def test_a_load_overtakes_queued_stores(small: Bench) -> None:

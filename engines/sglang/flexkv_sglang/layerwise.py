@@ -123,9 +123,10 @@ class ModeChoice:
         self._mode = False
 
     def observe(self, ticket: Ticket) -> None:
-        """A load has ended: learn its speed."""
-        if ticket.error is None and ticket.seconds > 0 and ticket.num_bytes >= 1 << 20:
-            self._rate += _SMOOTHING * (ticket.num_bytes / ticket.seconds - self._rate)
+        """A load has ended: learn its speed, without what it has waited for."""
+        num_bytes, seconds = ticket.pace
+        if ticket.error is None and seconds > 0 and num_bytes >= 1 << 20:
+            self._rate += _SMOOTHING * (num_bytes / seconds - self._rate)
 
     def by_layer(self, num_bytes: int) -> bool:
         """For a load of so many bytes."""

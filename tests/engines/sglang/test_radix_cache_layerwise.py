@@ -630,11 +630,11 @@ def test_auto_goes_by_bytes_and_speed() -> None:
     choice = ModeChoice("auto", has_streams=True, num_layers=36)
     assert choice.by_layer(100 << 20)
     assert not choice.by_layer(4 << 20)
-    ticket: Any = SimpleNamespace(error=None, seconds=0.001, num_bytes=1 << 20)
+    ticket: Any = SimpleNamespace(error=None, pace=(1 << 20, 0.001))
     for _ in range(40):
         choice.observe(ticket)  # a slow link: 1 GB/s
     assert choice.by_layer(4 << 20)
-    ticket.seconds = 0.0
+    ticket.pace = (0, 0.0)
     choice.observe(ticket)
     assert not ModeChoice("auto", has_streams=True, num_layers=1).may_be_by_layer
     assert not ModeChoice("auto", has_streams=False, num_layers=36).may_be_by_layer
