@@ -59,17 +59,31 @@ def passing(stretches: Sequence[Stretch], slots: Sequence[int], *, is_pinned: bo
     return found
 
 
+def _cut(parts: Sequence[Passing], pieces: Sequence[range]) -> list[list[Passing]]:
+    """Blocks by the pieces that they belong to; ``pieces`` are positions of all of them, without gaps."""
+    found: list[list[Passing]] = [[] for _ in pieces]
+    first = number = 0
+    for part in parts:
+        at, last = first, first + len(part)
+        while at < last and number < len(pieces):
+            stop = min(last, pieces[number].stop)
+            is_whole = at == first and stop == last
+            found[number].append(part if is_whole else part.part(at - first, stop - first))
+            at = stop
+            number += at == pieces[number].stop
+        first = last
+    return found
+
+
 def _split(parts: Sequence[Passing], count: int) -> tuple[list[Passing], list[Passing]]:
     """The first ``count`` blocks, and the others."""
-    first, rest = [], []
-    for part in parts:
-        here = min(count, len(part))
-        count -= here
-        if here:
-            first.append(part.part(0, here) if here < len(part) else part)
-        if here < len(part):
-            rest.append(part.part(here, len(part)) if here else part)
-    return first, rest
+    total = _count(parts)
+    if count >= total:
+        return list(parts), []
+    if count <= 0:
+        return [], list(parts)
+    head, rest = _cut(parts, [range(count), range(count, total)])
+    return head, rest
 
 
 def _count(parts: Sequence[Passing]) -> int:
@@ -209,14 +223,24 @@ class Cascade:
         if not parts:
             link.evict(evicted, now)  # they are out of the index: nobody else would remove them
             return
-        batches = link.batches(_count(parts), link.workers.store_threads)
-        pins = self._pin(parts, len(batches))
-        for batch in batches:
-            # Each batch makes its own room, so that they fit in whatever order they run.
-            room = len(evicted) if batch is batches[-1] else len(batch)
+        calls = link.batches(_count(parts), link.workers.store_threads)
+        if link.is_indexed:
+            self._add(link, parts, calls, now)
+        pins = self._pin(parts, len(calls))
+        for call, mine in zip(calls, _cut(parts, calls), strict=True):
+            # Each call makes its own room, so that they fit in whatever order they run.
+            room = len(evicted) if call is calls[-1] else len(call)
             gone, evicted = list(evicted[:room]), evicted[room:]
-            mine, parts = _split(parts, len(batch))
             self._submit(link, mine, pins, gone, now, is_second_try=is_second_try)
+
+    def _add(self, link: Link, parts: Sequence[Passing], calls: Sequence[range], now: float) -> None:
+        """Give blocks places, one for each call: what comes together need not be split when it has come."""
+        first = 0
+        for part in parts:
+            ends = [call.stop - first for call in calls if first < call.stop < first + len(part)]
+            size = self._layout.value_bytes(part.blocks.tokens_each)
+            self._index.add(link.number, part.blocks, num_bytes=size, now=now, ends=ends)
+            first += len(part)
 
     def _lose(self, link: Link, count: int, cause: str) -> None:
         if count:
@@ -295,12 +319,7 @@ class Cascade:
             if not part.is_pinned:
                 self._host.use(part.slots)
         link.backlog_bytes += batch.num_bytes
-        if link.is_indexed:
-            # Call by call: what comes together is one place there, and need not be split when it has come.
-            for part in parts:
-                size = self._layout.value_bytes(part.blocks.tokens_each)
-                self._index.add(link.number, part.blocks, num_bytes=size, now=now)
-        else:
+        if not link.is_indexed:
             link.storing.update(keys)
         link.submit_removal(
             Call(

@@ -100,7 +100,16 @@ class BlockIndex:
 
     # ---- changes -------------------------------------------------------------------------------
 
-    def add(self, tier: int, blocks: Stretch, *, num_bytes: int, now: float, is_ready: bool = False) -> None:
+    def add(
+        self,
+        tier: int,
+        blocks: Stretch,
+        *,
+        num_bytes: int,
+        now: float,
+        is_ready: bool = False,
+        ends: Sequence[int] = (),
+    ) -> None:
         """Give blocks places in a tier.
 
         Args:
@@ -109,11 +118,12 @@ class BlockIndex:
             num_bytes: Length of each one's value there.
             now: When they came, on the chain's clock.
             is_ready: Whether their bytes may be read already.
+            ends: How many of them come by and by: the first ``ends[0]`` together, and so on.
 
         Raises:
             ValueError: one has a place there already.
         """
-        self._tiers[tier].add(blocks, num_bytes=num_bytes, now=now, is_ready=is_ready)
+        self._tiers[tier].add(blocks, num_bytes=num_bytes, now=now, is_ready=is_ready, ends=ends)
 
     def publish(self, tier: int, keys: Sequence[BlockKey]) -> None:
         """The blocks' bytes in this tier may be read from now on."""

@@ -193,15 +193,21 @@ class TierPlaces:
 
     # ---- changes -------------------------------------------------------------------------------
 
-    def add(self, blocks: Stretch, *, num_bytes: int, now: float, is_ready: bool) -> None:
-        """Give blocks places.  Raises ValueError if one has a place already."""
+    def add(
+        self, blocks: Stretch, *, num_bytes: int, now: float, is_ready: bool, ends: Sequence[int] = ()
+    ) -> None:
+        """Give blocks places, a new one behind each of ``ends``.
+
+        Raises:
+            ValueError: a block has a place already.
+        """
         keys = blocks.keys
         if not self._by_key.keys().isdisjoint(keys):
             raise ValueError("a block has a place in this tier already")
         above = self._by_key.get(blocks.parent)
         if above is not None and above.keys[-1] != blocks.parent:
             self._split(above, above.keys.index(blocks.parent) + 1)
-        ends = [*range(_LONGEST, len(keys), _LONGEST), len(keys)]
+        ends = sorted({*ends, *range(_LONGEST, len(keys), _LONGEST), len(keys)})
         if not self._heads.keys().isdisjoint(keys):
             ends = sorted({*ends, *(i for i, key in enumerate(keys, 1) if key in self._heads)})
         blocks = blocks.part(0, len(keys))
