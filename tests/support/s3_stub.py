@@ -155,7 +155,12 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle
 
     def body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        """The whole body; one whose sender went away in the middle is no request, as at any S3 server."""
+        length = int(self.headers.get("Content-Length") or 0)
+        data = self.rfile.read(length)
+        if len(data) < length:
+            raise ConnectionResetError
+        return data
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
