@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -19,9 +20,13 @@ from ._serving import HTTP_TIMEOUT_S, POLL_S, EngineClient
 
 CPU_FLAGS = (
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
-    *("--mem-fraction-static", "0.1", "--skip-server-warmup"),
+    *("--mem-fraction-static", "0.9", "--skip-server-warmup"),
 )
-"""What a server on a CPU needs. Source: sglang 0.5.23 on a machine without AMX."""
+"""What a server on a CPU needs, beside ``--max-total-tokens``. Source: sglang 0.5.23, without AMX.
+
+The fraction is of the memory that is free at the start, and a bound only: the tokens say how large the pool
+is.  Where others take more than it while the weights load, SGLang ends, so it is not small.
+"""
 
 CPU_ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -36,6 +41,9 @@ CPU_ENVIRONMENT = {
 """Variables that a server on a CPU needs."""
 
 TAIL_LINES = 25
+_FIRST_PORT = 10_000
+"""Below are those of well-known services."""
+
 START_DEADLINE_S = 400.0
 """A start takes 12 to 15 s on two idle cores, and was seen to take 190 s on busy ones."""
 
@@ -159,8 +167,28 @@ class ServerProcess:
         self.stop()
 
 
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody uses now."""
+def free_port(*beside: int) -> int:
+    """A port of 127.0.0.1 that nobody uses now, nor those so far above it.
+
+    It is below those that the kernel takes for outgoing connections: a server may listen a minute later, and
+    nobody gets it by accident meanwhile.
+
+    Raises:
+        EngineError: there is none.
+    """
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    above = (lowest if lowest > 2 * _FIRST_PORT else 65_536) - max(beside, default=0)
+    chance = random.SystemRandom()
+    for port in (chance.randrange(_FIRST_PORT, above) for _ in range(1000)):
+        if all(_is_free(port + step) for step in (0, *beside)):
+            return port
+    raise EngineError("no free port on 127.0.0.1")
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -17,6 +17,8 @@ from flexkv_core.errors import EngineError
 
 HTTP_TIMEOUT_S = 120.0
 POLL_S = 0.2
+_FLUSH_POLL_S = 0.02
+"""An engine that has just sent an answer is idle, and may be flushed, some milliseconds later."""
 # No proxy of the environment may come between: these servers stand on this machine or beside it.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -111,7 +113,7 @@ class EngineClient:
             except EngineError as exc:
                 if time.monotonic() > until:
                     raise EngineError(f"not flushed within {deadline_s:.0f} s: {exc}") from exc
-            time.sleep(POLL_S)
+            time.sleep(_FLUSH_POLL_S)
 
     def abort(self, rid: str) -> None:
         """End a request, in whatever phase it is; unknown ones are ignored."""
