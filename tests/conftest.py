@@ -10,14 +10,17 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from flexkv_core.testing.leaks import Snapshot
+from tests.support.ceph_rgw import Gateway, ceph_gateway
+from tests.support.s3_moto import MotoServer
 
-LEAK_DEADLINE_S = 10.0
+LEAK_DEADLINE_S = 30.0
 _STATUS = pytest.StashKey[int]()
 
 _COMMON = {
@@ -83,3 +86,17 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     left = before.wait_until_back(LEAK_DEADLINE_S)
     if left:
         pytest.fail(f"left behind by {request.node.nodeid}: {left}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[MotoServer]:
+    """moto's S3 server; whoever uses it makes a bucket of its own."""
+    with closing(MotoServer()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph() -> Iterator[Gateway]:
+    """Ceph's S3 gateway, which takes many seconds to start; whoever uses it makes a bucket of its own."""
+    with ceph_gateway() as gateway:
+        yield gateway

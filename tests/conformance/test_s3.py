@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import uuid
 from contextlib import closing
 from functools import cache
@@ -12,9 +11,8 @@ import pytest
 
 from flexkv_core.testing import TierTests
 from flexkv_driver_s3.tier import S3Tier
-from tests.support.ceph_rgw import ceph_gateway
 from tests.support.s3_client import Bucket, make_client
-from tests.support.s3_moto import MotoServer, stopped
+from tests.support.s3_moto import stopped
 from tests.support.s3_stub import BUCKET, StubProcess
 
 _numbers = itertools.count()
@@ -50,21 +48,19 @@ def stub():
 
 
 @pytest.fixture(scope="module")
-def moto():
-    with closing(MotoServer()) as server:
-        connect(server.endpoint, uuid.uuid4().hex, ["test", "test"])
-        yield server
-        client_at.cache_clear()
+def on_moto(moto):
+    connect(moto.endpoint, uuid.uuid4().hex, ["test", "test"])
+    yield moto
+    client_at.cache_clear()
 
 
 @pytest.fixture(scope="module")
-def ceph():
-    with ceph_gateway() as server:
-        name = f"kit-{os.getpid()}"
-        medium = {"endpoint": server.endpoint, "name": name, "keys": [server.access, server.secret]}
-        connect(**medium)
-        yield medium
-        client_at.cache_clear()
+def on_ceph(ceph):
+    name = f"kit-{uuid.uuid4().hex}"
+    medium = {"endpoint": ceph.endpoint, "name": name, "keys": [ceph.access, ceph.secret]}
+    connect(**medium)
+    yield medium
+    client_at.cache_clear()
 
 
 class TestS3(S3Kit):
@@ -77,18 +73,18 @@ class TestS3(S3Kit):
 @pytest.mark.slow
 class TestS3OnMoto(S3Kit):
     @pytest.fixture
-    def medium(self, moto):
+    def medium(self, on_moto):
         name = uuid.uuid4().hex
-        medium = {"endpoint": moto.endpoint, "name": name, "prefix": "", "keys": ["test", "test"]}
+        medium = {"endpoint": on_moto.endpoint, "name": name, "prefix": "", "keys": ["test", "test"]}
         bucket_of(medium).create()
-        return medium | {"pid": moto.process.pid}
+        return medium | {"pid": on_moto.process.pid}
 
 
 @pytest.mark.slow
 class TestS3OnCeph(S3Kit):
     @pytest.fixture
-    def medium(self, ceph):
-        return ceph | {"prefix": f"kit/{next(_numbers)}"}
+    def medium(self, on_ceph):
+        return on_ceph | {"prefix": f"kit/{next(_numbers)}"}
 
 
 def connect(endpoint, name, keys):

@@ -10,54 +10,47 @@ from __future__ import annotations
 import datetime
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 
 import botocore.auth
 import pytest
 
-from flexkv_core.testing import context_for, make_value, small_layout
+from flexkv_core.testing import context_for
 from flexkv_driver_s3.config import S3Config
 from flexkv_driver_s3.tier import S3Tier
-from tests.support.ceph_rgw import Gateway, ceph_gateway
-from tests.support.redis_server import free_port
+from tests.support.ceph_rgw import Gateway
+from tests.support.redis_server import closed_port
 from tests.support.remote_world import (
     LAYOUT,
     NAME,
+    OpenWorld,
     RemoteWorld,
     check_mended,
     check_named,
     check_survived,
+    foreign,
+    forget_and_ask,
     prompt,
+    world_over,
 )
 from tests.support.s3_client import KEYS, Bucket, make_client
 from tests.support.s3_moto import MotoServer
 from tests.support.s3_stub import BUCKET, StubS3, cut_after, end_after, refuse
 
-OpenWorld = Callable[..., RemoteWorld]
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
 
 @pytest.fixture
 def open_world(stack: ExitStack) -> OpenWorld:
-    """Chains over a bucket, closed before what was started earlier.  Nothing is asked at start."""
+    """Chains over a bucket.  Nothing is asked at start."""
 
     def open_one(endpoint: str, bucket: str = BUCKET, **options: object) -> RemoteWorld:
         given = {"access_key_id": KEYS[0], "secret_access_key": KEYS[1], "index_ttl_s": 0, "probe": "none"}
         config = S3Config.model_validate({"bucket": bucket, "endpoint_url": endpoint, **given, **options})
         # The first call makes botocore's client, which takes its time, and a lookup reads the journal.
         tier = S3Tier(config, context_for(LAYOUT, NAME))
-        world = RemoteWorld(
-            tier, lookup_wait_s=0.3, lookup_deadline_s=10, load_deadline_s=5, store_deadline_s=10
-        )
-        stack.callback(world.close)
-        return world
+        deadlines = {"lookup_deadline_s": 10, "load_deadline_s": 5, "store_deadline_s": 10}
+        return world_over(stack, tier, lookup_wait_s=0.3, **deadlines)
 
     return open_one
 
@@ -65,18 +58,6 @@ def open_world(stack: ExitStack) -> OpenWorld:
 @pytest.fixture
 def stub(stack: ExitStack) -> StubS3:
     return stack.enter_context(closing(StubS3()))
-
-
-@pytest.fixture(scope="module")
-def moto() -> Iterator[MotoServer]:
-    with closing(MotoServer()) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def ceph() -> Iterator[Gateway]:
-    with ceph_gateway() as gateway:
-        yield gateway
 
 
 def bucket_at(stack: ExitStack, endpoint: str, keys: tuple[str, str] = KEYS) -> Bucket:
@@ -141,9 +122,9 @@ def test_a_store_over_its_quota(
     [("http://127.0.0.1:{port}", "nobody listens"), ("http://no-such-host.invalid", "does not resolve")],
 )
 def test_an_endpoint_where_nobody_is(
-    open_world: OpenWorld, caplog: pytest.LogCaptureFixture, endpoint: str, hint: str
+    stack: ExitStack, open_world: OpenWorld, caplog: pytest.LogCaptureFixture, endpoint: str, hint: str
 ) -> None:
-    world = open_world(endpoint.format(port=free_port()))
+    world = open_world(endpoint.format(port=stack.enter_context(closed_port())))
     check_survived(world, caplog, "lookup_failures", "unavailable", hint)
 
 
@@ -179,11 +160,6 @@ def test_a_connection_that_ends_in_the_middle_of_a_value(
     world.serve_until(lambda served: served.num_tokens == len(tokens), tokens)
 
 
-def foreign() -> bytes:
-    """A whole and good value, of another model's layout."""
-    return bytes(make_value(small_layout(block_tokens=LAYOUT.block_tokens), range(16)).view)
-
-
 SPOILERS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "truncated": (lambda value: value[:700], "truncated header"),
     "a little truncated": (lambda value: value[:-7], "truncated value"),
@@ -213,13 +189,6 @@ def check_spoilt(bucket: Bucket, world: RemoteWorld, caplog: pytest.LogCaptureFi
     check_named(caplog, hint)
     assert all(bucket.read(key) in (good[key], None) for key in keys)
     world.serve_until(lambda served: served.num_tokens == len(tokens), tokens)
-
-
-def forget_and_ask(world: RemoteWorld, tokens: list[int]) -> None:
-    """Leave the bucket as the only place of a prompt, and known as one."""
-    world.empty_host()
-    world.chain.probe(world.sequence(tokens), 0)
-    world.settle()
 
 
 @pytest.mark.parametrize("how", SPOILERS)

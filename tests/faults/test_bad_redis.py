@@ -6,45 +6,39 @@ the tier comes back by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from flexkv_core.testing import context_for, make_value, small_layout
+from flexkv_core.testing import context_for
 from flexkv_driver_remote_redis.config import RedisConfig
 from flexkv_driver_remote_redis.tier import RedisTier
-from tests.support.redis_server import Proxy, RedisServer, free_port, wait_until
+from tests.support.redis_server import Proxy, RedisServer, closed_port, free_port, wait_until
 from tests.support.remote_world import (
     LAYOUT,
     NAME,
+    OpenWorld,
     RemoteWorld,
     check_mended,
     check_named,
     check_survived,
+    foreign,
+    forget_and_ask,
     prompt,
+    world_over,
 )
-
-OpenWorld = Callable[..., RemoteWorld]
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 @pytest.fixture
 def open_world(stack: ExitStack) -> OpenWorld:
-    """Chains over a URL, closed before what was started earlier."""
+    """Chains over a URL."""
 
     def open_one(url: str, policy: dict[str, object] | None = None, **options: object) -> RemoteWorld:
         config = RedisConfig.model_validate({"url": url, "timeout_s": 4, "connect_timeout_s": 4, **options})
-        world = RemoteWorld(RedisTier(config, context_for(LAYOUT, NAME)), **(policy or {}))
-        stack.callback(world.close)
-        return world
+        return world_over(stack, RedisTier(config, context_for(LAYOUT, NAME)), **(policy or {}))
 
     return open_one
 
@@ -91,7 +85,7 @@ def no_permission(stack: ExitStack, folder: Path) -> Trouble:
 
 
 def wrong_port(stack: ExitStack, folder: Path) -> Trouble:
-    return Trouble(f"redis://127.0.0.1:{free_port()}")
+    return Trouble(f"redis://127.0.0.1:{stack.enter_context(closed_port())}")
 
 
 def unknown_name(stack: ExitStack, folder: Path) -> Trouble:
@@ -100,10 +94,10 @@ def unknown_name(stack: ExitStack, folder: Path) -> Trouble:
 
 def loading(stack: ExitStack, folder: Path) -> Trouble:
     redis = stack.enter_context(RedisServer(folder, "--enable-debug-command", "yes"))
-    redis.ask("DEBUG", "POPULATE", "2000", "filler", "100")
+    redis.ask("DEBUG", "POPULATE", "40000", "filler", "100")
     redis.ask("SAVE")
     redis.kill()
-    # Each key is waited for when it is loaded, so that loading takes seconds whatever the machine.
+    # Each key is waited for when it is loaded, so that loading takes 40 s unless it is told otherwise.
     redis.start("--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024")
     return Trouble(redis.unix_url, mend=lambda: redis.ask("CONFIG", "SET", "key-load-delay", "0"))
 
@@ -180,11 +174,6 @@ def test_a_read_only_replica(
     check_mended(world)
 
 
-def foreign(number: int) -> bytes:
-    """A whole and good value, of another model's layout."""
-    return bytes(make_value(small_layout(block_tokens=LAYOUT.block_tokens), range(number, number + 16)).view)
-
-
 def with_bytes(change: Callable[[bytes], bytes]) -> Callable[[RedisServer, bytes], object]:
     """Puts other bytes in a value's place."""
     return lambda redis, name: redis.ask("SET", name, change(bytes(redis.ask("GET", name))))  # type: ignore[arg-type]  # a value is bytes
@@ -199,7 +188,7 @@ SPOILERS: dict[str, tuple[Callable[[RedisServer, bytes], object], str]] = {
     "another type": (as_list, "no value"),
     "something else": (with_bytes(lambda value: b"\x80\x04" + value[2:]), "not a block"),
     "another schema": (with_bytes(lambda value: value[:8] + b"\xff\xff" + value[10:]), "schema 65535"),
-    "another layout": (with_bytes(lambda value: foreign(7)), "foreign layout"),
+    "another layout": (with_bytes(lambda value: foreign()), "foreign layout"),
     "another size": (with_bytes(lambda value: value + b"more" * 99), "value of 70028 B, buffer of 69632 B"),
     "truncated": (with_bytes(lambda value: value[:-7]), "truncated value"),
     "truncated in the header": (with_bytes(lambda value: value[:30]), "truncated header"),
@@ -250,13 +239,6 @@ def stored_values(world: RemoteWorld, redis: RedisServer, tokens: Sequence[int])
     assert isinstance(names, list)
     assert len(names) == len(tokens) // LAYOUT.block_tokens
     return {name: bytes(redis.ask("GET", name)) for name in names}  # type: ignore[arg-type]  # a value is bytes
-
-
-def forget_and_ask(world: RemoteWorld, tokens: Sequence[int]) -> None:
-    """Leave Redis as the only place of a prompt, and known as one."""
-    world.empty_host()
-    world.chain.probe(world.sequence(tokens), 0)
-    world.settle()
 
 
 def test_a_proxy_that_closes_in_the_middle_of_a_value(

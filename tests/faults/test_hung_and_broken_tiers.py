@@ -352,9 +352,12 @@ def test_closing_is_bounded_when_a_driver_hangs(caplog):
     gate = threading.Event()
 
     class Stubborn(FaultTier):
+        is_closed = False
+
         def close(self):
-            gate.wait(30)
+            gate.wait(60)
             super().close()
+            self.is_closed = True
 
     tier = Stubborn(MemoryTier(context_for(LAYOUT)))
     world = World(
@@ -365,10 +368,9 @@ def test_closing_is_bounded_when_a_driver_hangs(caplog):
     world.begin_store(prompt(2, 2))
     world.chain.poll()
     tier.wait_hanging()
-    started = time.monotonic()
     world.close()
     world.close()
-    assert time.monotonic() - started < 5
+    assert not tier.is_closed, "it was waited for"
     assert "hang in a driver" in caplog.text
     assert "has not closed" in caplog.text
     gate.set()
@@ -377,7 +379,8 @@ def test_closing_is_bounded_when_a_driver_hangs(caplog):
 
 def test_closing_ends_every_job_once():
     tier = FaultTier(MemoryTier(context_for(LAYOUT)))
-    world = World([(cpu_tier(LAYOUT, 8), {}), (tier, ONE)], layout=LAYOUT, manual=True)
+    engine = {"shutdown_deadline_s": 120}
+    world = World([(cpu_tier(LAYOUT, 8), {}), (tier, ONE)], layout=LAYOUT, manual=True, engine=engine)
     for seed in range(2):
         world.begin_store(prompt(seed, 2))
         world.transfer.run_all()
@@ -390,7 +393,7 @@ def test_closing_ends_every_job_once():
     world.transfer.run_all()
     started = time.monotonic()
     world.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < world.config.engine.shutdown_deadline_s / 2, "it waited for a job"
     assert [planned.state, staged.state, copying.state] == ["cancelled", "cancelled", "cancelled"]
     assert len(world.receipts) == 5
     assert world.chain.index.num_pins == world.chain.host.num_lent == 0
@@ -398,8 +401,8 @@ def test_closing_ends_every_job_once():
 
 def test_run_bounded_tells_what_ended():
     gate = threading.Event()
-    assert run_bounded("quick", lambda: None, 5.0)
-    assert run_bounded("raises", lambda: 1 / 0, 5.0)
+    assert run_bounded("quick", lambda: None, 60.0)
+    assert run_bounded("raises", lambda: 1 / 0, 60.0)
     assert not run_bounded("slow", lambda: gate.wait(30) and None, 0.01)
     gate.set()
 

@@ -20,6 +20,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from flexkv_core.cli import _process
+
 DEADLINE_S = 30.0
 """Longest wait for a server to do what it does in milliseconds on an idle machine."""
 
@@ -59,17 +61,16 @@ def wait_until(condition: Callable[[], object], what: str, deadline_s: float = D
 
 
 def free_port() -> int:
-    """A port below the ephemeral range's use by others just now; a cluster takes it + 10000 too."""
-    for _ in range(200):
-        with socket.socket() as probe, socket.socket() as bus:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            if port >= 55_535:
-                continue
-            with suppress(OSError):
-                bus.bind(("127.0.0.1", port + 10_000))
-                return int(port)
-    raise AssertionError("no free port")
+    """A port that nobody uses; a cluster takes it + 10000 too."""
+    return _process.free_port(10_000)
+
+
+@contextmanager
+def closed_port() -> Iterator[int]:
+    """A port where nobody listens, and nobody can begin to: it is taken."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
 
 
 class RedisServer:
@@ -169,6 +170,8 @@ class Proxy:
         pace_s: Pause before each further KiB of replies; 0 for none.
         resets: Whether the client's end is reset (RST) instead of closed in good order.
         num_connections: How many were taken.
+        num_replied: Bytes of replies that were passed on.
+        num_asked: How many pieces of requests were passed on, of up to 64 KiB each.
     """
 
     def __init__(self, target: Path) -> None:
@@ -183,6 +186,7 @@ class Proxy:
         self.resets = False
         self.num_connections = 0
         self.num_replied = 0
+        self.num_asked = 0
         self._threads[0].start()
 
     @property
@@ -224,6 +228,7 @@ class Proxy:
                 data = near.recv(65536)
                 if not data:
                     break
+                self.num_asked += 1
                 far.sendall(data)
             except TimeoutError:
                 continue

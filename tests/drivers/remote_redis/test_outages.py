@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 import warnings
 
 import pytest
@@ -67,10 +66,10 @@ def test_a_slow_server_costs_one_time_out(server, open_tier):
             for i, name in enumerate(keys):
                 client.set(b"flexkv:" + name.hex().encode(), bytes(value(i)))
         proxy.pace_s = 0.02  # 50 kB/s: bytes keep coming, and the value would take 20 s
-        start = time.monotonic()
+        before = proxy.num_connections
         outcomes = tier.load(keys, [buffer() for _ in keys])
         assert {o.status for o in outcomes} == {Status.TIMEOUT}
-        assert time.monotonic() - start < 5, "not one time-out a key"
+        assert proxy.num_connections == before, "one that timed out is dropped, and the rest is not tried"
         proxy.pace_s = 0.0
         into = buffer()
         wait_until(lambda: tier.load([keys[3]], [into])[0].is_ok, "the tier is back")
@@ -90,11 +89,9 @@ def test_a_stopped_server_times_out_and_its_late_answers_land_nowhere(tmp_path, 
                 lambda: tier.evict([key(7)]),
                 tier.check_health,
             ):
-                start = time.monotonic()
                 with pytest.raises(TierTimeoutError) as caught:
-                    call()
+                    call()  # the server sleeps on, so that it ends by itself or never
                 assert caught.value.retryable
-                assert time.monotonic() - start < 5
         # The server now reads what was sent to it while it slept; each call has its own answer.
         wait_until(lambda: _answers(tier), "the server answers again")
         tier.store(keys, [value(i) for i in range(4)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 from flexkv_core import BufferState, Status
 from flexkv_driver_remote_redis import servers
@@ -40,11 +39,12 @@ def test_a_thousand_keys_in_one_round_trip(server, open_tier):
         for number in there:
             server.ask("SET", name(number), b"x" * (1 + number))
         assert tier.capabilities.max_lookup >= 1000
-        before = proxy.num_connections
+        before, asked = proxy.num_connections, proxy.num_asked
         outcomes = tier.lookup([key(number) for number in range(1000)])
         assert [o.num_bytes for o in outcomes] == [n + 1 if n in there else 0 for n in range(1000)]
         assert [o.is_ok for o in outcomes] == [n in there for n in range(1000)]
         assert proxy.num_connections == before
+        assert proxy.num_asked - asked < 100, "some 90 kB: a few pieces, and not one a key"
         tier.close()
 
 
@@ -130,20 +130,6 @@ def test_two_instances_share(server, open_tier):
     assert into == value(1)
     assert two.evict([key(1)])[0].is_ok
     assert one.lookup([key(1)])[0].status is Status.MISS
-
-
-def test_lookup_of_a_thousand_is_quick(server, open_tier):
-    """A bound that a busy machine keeps; the benchmark has the figure (about 0.5 to 1 ms)."""
-    tier = open_tier(server.unix_url)
-    keys = [key(number) for number in range(1000)]
-    best = min(_seconds(lambda: tier.lookup(keys)) for _ in range(20))
-    assert best < 0.02
-
-
-def _seconds(work):
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def test_a_library_that_shows_no_socket_is_gone_through(server, open_tier, monkeypatch, caplog):
