@@ -25,7 +25,7 @@ from botocore.loaders import create_loader
 
 from .answers import read_listing, read_text
 from .config import S3Config
-from .errors import EXPECTED, SKEW_S
+from .errors import EXPECTED, SKEW_S, fault_of, is_missing
 from .exchange import Exchange
 from .refusals import NotS3Error
 from .sockets import WireLimits
@@ -140,11 +140,14 @@ class Service:
 
     def _delete_singly(self, names: Sequence[str]) -> dict[str, BaseException]:
         failures: dict[str, BaseException] = {}
-        for name in names:
+        for number, name in enumerate(names):
             try:
                 self.wire.send("DELETE", name).finish()
             except EXPECTED as exc:
                 failures[name] = exc
+                if not is_missing(exc) and fault_of(exc).is_general:
+                    failures.update(dict.fromkeys(names[number:], exc))  # would fail in the same way now
+                    break
         return failures
 
     def begin_parts(self, name: str) -> Exchange:

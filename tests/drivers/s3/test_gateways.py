@@ -202,3 +202,21 @@ def test_an_address_of_version_6(open_tier):
         assert statuses(tier.load(keys, buffers(2))) == [Status.OK] * 2
         assert statuses(tier.evict(keys)) == [Status.OK] * 2
         tier.close()
+
+
+def test_deletion_one_by_one_ends_with_the_first_time_out(stub, open_tier):
+    tier = open_tier(read_timeout_s=0.3)
+    keys, data = values(12, 100)
+    tier.store(keys, data)
+    stub.treat("POST", "delete", refuse(501, "NotImplemented"))
+    assert statuses(tier.evict(keys[:2])) == [Status.OK] * 2
+    end = threading.Event()
+    stub.treat("DELETE", "/blocks/", lambda _handler: end.wait(20))
+    before = stub.count("DELETE", "/blocks/")
+    try:
+        assert statuses(tier.evict(keys[2:])) == [Status.TIMEOUT] * 10
+    finally:
+        end.set()
+    assert stub.count("DELETE", "/blocks/") == before + 1
+    stub.behave()
+    assert statuses(tier.evict(keys[2:])) == [Status.OK] * 10
