@@ -74,7 +74,8 @@ class GuardedTier(WrappedTier):
             outcomes = run()
         except TierError as exc:
             status = next((s for kind, s in _STATUS_OF if isinstance(exc, kind)), Status.INVALID)
-            return [failed(status, str(exc))] * count
+            reason = str(exc).removeprefix(f"tier {self._name}: ")  # who tells it names the tier himself
+            return [failed(status, reason)] * count
         except Exception as exc:  # noqa: BLE001 - a foreign driver may raise anything; it must not reach the engine
             reason = f"{type(exc).__name__}: {exc}"
             self._metrics.count("driver_bugs", tier=self._name, operation=operation)

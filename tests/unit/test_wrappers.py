@@ -94,6 +94,12 @@ def test_guard_answers_for_every_key(tier, kind):
     assert metrics.value("driver_bugs", operation="load") == 1
 
 
+def test_a_reason_does_not_repeat_the_name_of_its_tier(tier):
+    tier.always("load", Fault(FaultKind.RAISE, error=TierUnavailableError("tier t: refused")))
+    (outcome, *_) = GuardedTier(tier, "t", Metrics()).load(KEYS, buffers())
+    assert outcome.reason == "refused"
+
+
 def test_what_a_buffer_held_before_is_not_what_was_loaded(tier):
     """A driver says OK and wrote nothing, and the buffer still holds the value of a former load."""
     checked = VerifiedTier(GuardedTier(tier, "t", Metrics()), LAYOUT)

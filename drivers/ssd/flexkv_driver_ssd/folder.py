@@ -139,9 +139,14 @@ class Folder:
 
     def check_owner(self) -> None:
         """Raises OSError where the folder is gone, or was made anew since, which makes it another's."""
-        there, ours = os.stat(self.path / "lock"), os.fstat(self._lock_fd)
+        try:
+            there, ours = os.stat(self.path / "lock"), os.fstat(self._lock_fd)
+        except FileNotFoundError:
+            line = "the folder is gone, or no longer mounted: bring it back, and start again"
+            raise FileNotFoundError(errno.ENOENT, line, str(self.path)) from None
         if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
-            raise OSError(errno.ESTALE, "the folder is not the one that was opened", str(self.path))
+            line = "the folder is not the one that was opened: start again"
+            raise OSError(errno.ESTALE, line, str(self.path))
 
     def touch(self) -> None:
         """Find the folder and write what costs nothing; raises OSError where that fails."""

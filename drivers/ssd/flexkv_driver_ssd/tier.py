@@ -158,7 +158,10 @@ class SsdTier(Tier):
             status = STATUS_OF.get(exc.errno or 0, Status.UNAVAILABLE)
             return failed(status, f"another slab cannot be made: {exc}")
         if entry is None:
-            return failed(Status.NO_SPACE, "no free slot, and no room for another slab")
+            line = (
+                "no free slot, and no directory may grow: capacity, min_free or the disk allows no more"
+            )
+            return failed(Status.NO_SPACE, line)
         try:
             entry.place.slab.write(entry.place.slot, value)
             self._catalog.publish(entry)

@@ -141,6 +141,7 @@ def test_removed_directory_under_an_open_tier(tmp_path: Path) -> None:
         assert served(tier, value)
         (outcome,) = store(tier, more)
         assert outcome.status is Status.UNAVAILABLE
+        assert "the folder is gone" in outcome.reason
         assert load(tier, more)[0].status is Status.MISS
         with pytest.raises(TierUnavailableError):
             tier.check_health()
