@@ -68,9 +68,19 @@ class Servers:
         """The library's client, made when first asked for."""
         client = self._client
         if client is None:
-            with self._lock:
+            with self._connecting():
                 client = self._client = self._client or self._make_client()
         return client
+
+    @contextmanager
+    def _connecting(self) -> Iterator[None]:
+        """One at a time; who waits for another's attempt waits no longer than for a server."""
+        if not self._lock.acquire(timeout=self._config.timeout_s):
+            raise redis.TimeoutError("the servers do not answer: another call is still trying to connect")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def one_client(self) -> Any:
         """The library's client of one server, for questions about the server itself."""
@@ -197,7 +207,7 @@ class ClusterServers(Servers):
     def _refresh(self, client: Any) -> None:
         if not self._is_stale or monotonic() < self._refreshed_at + _REFRESH_S:
             return
-        with self._lock:
+        with self._connecting():
             if self._is_stale:
                 self._refreshed_at = monotonic()
                 client.nodes_manager.initialize()

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, suppress
 
 import pytest
 import redis
 
-from flexkv_core import Status, TierUnavailableError
-from tests.support.redis_server import RedisServer, buffer, free_port, key, name, value, wait_until
+from flexkv_core import Status, TierTimeoutError, TierUnavailableError
+from tests.support.redis_server import (
+    DEADLINE_S,
+    RedisServer,
+    buffer,
+    free_port,
+    key,
+    name,
+    value,
+    wait_until,
+)
 
 NUM_KEYS = 60
 KEYS = [key(i) for i in range(NUM_KEYS)]
@@ -72,6 +83,35 @@ def test_blocks_are_spread_and_come_back(cluster, open_tier):
     assert into == [value(i, 50_000) for i in range(NUM_KEYS)]
     assert [o.status for o in tier.evict(KEYS[:3])] == [Status.OK] * 3
     assert [o.status for o in tier.lookup(KEYS[:4])] == [Status.MISS] * 3 + [Status.OK]
+
+
+def test_calls_do_not_queue_up_before_a_cluster_that_hangs(open_tier):
+    """To connect takes a time-out; each of eight calls would wait for all before it."""
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(64)
+        tier = open_tier(
+            f"redis://127.0.0.1:{hole.getsockname()[1]}", cluster=True, timeout_s=0.5, connections=8
+        )
+        calls = [threading.Thread(target=_fails, args=(tier,)) for _ in range(8)]
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.join(DEADLINE_S)
+        hole.setblocking(False)
+        num_tries = 0
+        with suppress(BlockingIOError):
+            while True:
+                hole.accept()[0].close()
+                num_tries += 1
+    assert num_tries <= 4, (
+        "one when it was opened, one by the first call, and one or two by those that waited"
+    )
+
+
+def _fails(tier):
+    with pytest.raises((TierUnavailableError, TierTimeoutError)):
+        tier.lookup(KEYS[:1])
 
 
 def test_any_member_will_do(cluster, open_tier):
