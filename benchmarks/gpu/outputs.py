@@ -22,62 +22,17 @@ from typing import Any
 import torch
 from servers import QWEN3_8B, ROOT, serving
 
+from benchmarks._seeded_model import Shape, write_model
 from flexkv_core.cli._process import ServerProcess
 
-LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 6, 1024, 8, 4, 128, 4096
+SHAPE = Shape(layers=6, hidden=1024, heads=8, kv_heads=4, head_dim=128, vocabulary=4096, normalizes_qk=True)
 SIZES = (5, 63, 64, 65, 300, 1000, 4000)
 NEW = 24
 
 
-def write_model(folder: Path) -> list[str]:
-    """Write the checkpoint and a tokenizer of one token a byte; returns the flags that load it."""
-    from safetensors.torch import save_file
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    folder.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(rows: int, columns: int, scale: float | None = None) -> torch.Tensor:
-        weights = torch.randn(rows, columns, generator=generator) * (scale or columns**-0.5)
-        return weights.to(torch.bfloat16)
-
-    weights = {
-        "model.embed_tokens.weight": normal(VOCABULARY, HIDDEN, 1.0),
-        "model.norm.weight": torch.ones(HIDDEN, dtype=torch.bfloat16),
-        "lm_head.weight": normal(VOCABULARY, HIDDEN, 1.0),
-    }
-    for layer in range(LAYERS):
-        prefix = f"model.layers.{layer}."
-        shapes = {
-            "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
-            "mlp.gate_proj": (2 * HIDDEN, HIDDEN),
-            "mlp.up_proj": (2 * HIDDEN, HIDDEN),
-            "mlp.down_proj": (HIDDEN, 2 * HIDDEN),
-        }
-        norms = {"input_layernorm": HIDDEN, "post_attention_layernorm": HIDDEN}
-        norms |= {"self_attn.q_norm": HEAD_DIM, "self_attn.k_norm": HEAD_DIM}
-        weights |= {f"{prefix}{name}.weight": normal(*shape) for name, shape in shapes.items()}
-        weights |= {
-            f"{prefix}{n}.weight": torch.ones(size, dtype=torch.bfloat16) for n, size in norms.items()
-        }
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    own = {
-        "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "intermediate_size": 2 * HIDDEN,
-        "vocab_size": VOCABULARY, "max_window_layers": LAYERS, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(QWEN3_8B | own))
-    words = ["<unk>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    words += [f"<{i}>" for i in range(len(words), VOCABULARY)]
-    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges=[], unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+def seeded_model(folder: Path) -> list[str]:
+    """Write the model; returns the flags that load it."""
+    write_model(folder, SHAPE, QWEN3_8B | {"max_window_layers": SHAPE.layers}, dtype="bfloat16")
     return ["--model-path", str(folder)]
 
 
@@ -97,7 +52,7 @@ def check(mode: str, page: int, server: ServerProcess) -> int:
     wrong = 0
     for size in SIZES:
         rng = torch.Generator().manual_seed(size)
-        ids = torch.randint(3, VOCABULARY, (size,), generator=rng).tolist()
+        ids = torch.randint(3, SHAPE.vocabulary, (size,), generator=rng).tolist()
         answer(server, ids)
         here_tokens, here_logprobs, _ = answer(server, ids)
         server.client.flush()
@@ -132,7 +87,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=None, help="where logs and the model go")
     args = parser.parse_args()
     work = args.work or Path(tempfile.mkdtemp(prefix="flexkv-bench-"))
-    model = write_model(work / "seeded")
+    model = seeded_model(work / "seeded")
     wrong = 0
     for page in args.pages.split(","):
         flags = ("--page-size", page, "--max-total-tokens", "16384", "--cuda-graph-max-bs-decode", "4")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from benchmarks._seeded_model import Shape, write_model
+
 ADAPTER_RANK = 4
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, MAX_TOKENS = 64, 2, 4, 2, 16, 1000, 4096
 TOKEN_BYTES = LAYERS * 2 * KV_HEADS * HEAD_DIM * 4
@@ -17,10 +19,8 @@ def write_tiny_model(folder: Path, arch: str = "llama", seed: int = 0) -> Path:
     Its weights are of normal scale and it attends to all of its context, so that wrong KV shows
     in its output.  ``mellum`` is a hybrid: every other layer sees a window of 32 tokens.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_weights(folder, arch, seed)
-    (folder / "config.json").write_text(json.dumps(_config(arch), indent=1))
-    _write_tokenizer(folder)
+    shape = Shape(LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY, normalizes_qk=arch != "llama")
+    write_model(folder, shape, _config(arch), seed=seed)
     return folder
 
 
@@ -53,56 +53,14 @@ def write_tiny_adapter(folder: Path, seed: int) -> Path:
     return folder
 
 
-def _write_weights(folder: Path, arch: str, seed: int) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(rows: int, columns: int, scale: float | None = None) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * (scale or columns**-0.5)
-
-    weights = {
-        "model.embed_tokens.weight": normal(VOCABULARY, HIDDEN, 1.0),
-        "model.norm.weight": torch.ones(HIDDEN),
-        "lm_head.weight": normal(VOCABULARY, HIDDEN, 1.0),
-    }
-    for layer in range(LAYERS):
-        shapes = {
-            "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
-            "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
-            "mlp.gate_proj": (2 * HIDDEN, HIDDEN),
-            "mlp.up_proj": (2 * HIDDEN, HIDDEN),
-            "mlp.down_proj": (HIDDEN, 2 * HIDDEN),
-        }
-        norms = {"input_layernorm": HIDDEN, "post_attention_layernorm": HIDDEN}
-        if arch != "llama":
-            norms |= {"self_attn.q_norm": HEAD_DIM, "self_attn.k_norm": HEAD_DIM}
-        prefix = f"model.layers.{layer}."
-        weights |= {f"{prefix}{name}.weight": normal(*shape) for name, shape in shapes.items()}
-        weights |= {f"{prefix}{name}.weight": torch.ones(size) for name, size in norms.items()}
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-
-
 def _config(arch: str) -> dict[str, object]:
     common = {
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "intermediate_size": 2 * HIDDEN,
-        "vocab_size": VOCABULARY,
         "max_position_embeddings": MAX_TOKENS,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "attention_bias": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
         "torch_dtype": "float32",
         "use_cache": True,
     }
@@ -129,26 +87,3 @@ def _config(arch: str) -> dict[str, object]:
     if arch == "mellum":
         del common["rope_theta"]  # it has one for each kind of layer
     return common | own[arch]
-
-
-def _write_tokenizer(folder: Path) -> None:
-    """One token a byte of text, so that different texts are different tokens; the rest is filler."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = ["<unk>", "<s>", "</s>", *alphabet]
-    words += [f"<{i}>" for i in range(len(words), VOCABULARY)]
-    vocabulary = {word: i for i, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": "<unk>",
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "model_max_length": MAX_TOKENS,
-        "clean_up_tokenization_spaces": False,
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
