@@ -165,6 +165,14 @@ class CopyQueue:
                 changed.notify_all()
         return waiting
 
+    def take_rest(self) -> list[Copy]:
+        """After ``close``, when no worker runs any more: copies that one has left when it died."""
+        with self._lock:
+            rest = [*self._loads, *self._stores]
+            self._loads.clear()
+            self._stores.clear()
+        return rest
+
 
 def _candidates(queue: deque[Copy]) -> list[Copy]:
     """The first copy; if layerwise loads stand first all of them, those with the fewest turns first."""

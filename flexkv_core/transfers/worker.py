@@ -22,6 +22,9 @@ _FENCE_POLL_S = 0.002
 """How long the worker waits for one fence before it looks at the other queue."""
 
 
+_DIED = "a thread that copies has died"
+
+
 class QueuedTransfer(Transfer):
     """A transfer whose copies are made by worker threads."""
 
@@ -65,12 +68,16 @@ class QueuedTransfer(Transfer):
             copy.ticket.finish(0.0, TransferError(f"copy {number}: closed before it began", job=number))
         for thread in self._threads:
             thread.join()
+        for copy in self._queue.take_rest():
+            self._fail(copy, RuntimeError(_DIED))
 
     def is_alive(self) -> bool:
         return all(thread.is_alive() for thread in self._threads)
 
     def _submit(self, job: CopyJob, *, is_load: bool) -> Ticket:
         self._queue.check_open(job)
+        if not self.is_alive():
+            raise TransferError(f"copy {job.number} refused: {_DIED}", job=job.number)
         copy = self._prepare(job, is_load=is_load)
         if self._pieces_at_once > 0 and self._may_submit(copy) and self._queue.add(copy, take=True):
             self._submit_first(copy)
@@ -125,9 +132,9 @@ class QueuedTransfer(Transfer):
         heads = self._queue.heads(self._may_go, ways)
         if heads is None:
             return False
-        ready = next((copy for copy in heads if copy.has_begun or self._may_begin(copy)), None)
+        ready = next((copy for copy in heads if copy.has_begun or self._has_come(copy)), None)
         if ready is None:
-            heads[0].ticket.job.after.wait(_FENCE_POLL_S)
+            self._has_come(heads[0], _FENCE_POLL_S)
         elif self._queue.begin(ready):
             if self._advance(ready):
                 self._pause(ready)
@@ -135,17 +142,32 @@ class QueuedTransfer(Transfer):
                 self._queue.remove(ready)
         return True
 
+    def _has_come(self, copy: Copy, timeout_s: float = 0.0) -> bool:
+        """Whether the copy's fence lets it begin, at once or in a while; one whose fence breaks fails."""
+        if copy.ticket.is_over:
+            return False
+        try:
+            return copy.ticket.job.after.wait(timeout_s) if timeout_s else self._may_begin(copy)
+        except Exception as fault:  # noqa: BLE001 - what a fence asks is the device, and it may have failed
+            if self._queue.begin(copy):
+                self._fail(copy, fault)
+                self._queue.remove(copy)
+            return False
+
     def _advance(self, copy: Copy) -> bool:
         try:
             return copy.step()
         except BaseException as fault:
             # The thread's top: one copy fails, the next goes on.  An interrupt of the engine's
             # thread, which may be submitting, goes on to whom it was meant for.
-            number = copy.ticket.job.number
-            error = TransferError(f"copy {number} failed: {fault!r}", job=number)
-            error.__cause__ = fault
-            self._settle(copy)
-            copy.ticket.finish(0.0, error)
+            self._fail(copy, fault)
             if not isinstance(fault, Exception):
                 raise
             return False
+
+    def _fail(self, copy: Copy, fault: BaseException) -> None:
+        number = copy.ticket.job.number
+        error = TransferError(f"copy {number} failed: {fault!r}", job=number)
+        error.__cause__ = fault
+        self._settle(copy)
+        copy.ticket.finish(0.0, error)

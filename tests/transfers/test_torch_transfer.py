@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from array import array
 from collections.abc import Iterator
 
@@ -345,6 +346,56 @@ def test_a_failing_copy_fails_alone(small: Bench) -> None:
     small.transfer._device.load = load  # type: ignore[method-assign] # works again
     small.run("load", [whole(slot, 8)], list(range(8)))
     del ticket
+
+
+@pytest.mark.parametrize("call", ["is_passed", "wait"])
+def test_a_fence_that_breaks_fails_its_copy_alone(small: Bench, call: str) -> None:
+    """A device that has failed raises when it is asked: the thread goes on with the next copy."""
+
+    class Broken(HeldFence):
+        def is_passed(self) -> bool:
+            return bool(call == "is_passed" and self._fail())
+
+        def wait(self, timeout_s: float) -> bool:  # noqa: ARG002 - fails at once
+            return self._fail()
+
+        def _fail(self) -> bool:
+            raise RuntimeError("the device is gone")
+
+    (slot,) = take(small.pool, 1)
+    ticket = small.transfer.load(make_job(9, [whole(slot, 8)], list(range(8)), Broken()))
+    assert ticket.wait(DEADLINE_S)
+    assert "the device is gone" in str(ticket.error)
+    small.run("load", [whole(slot, 8)], list(range(8)))
+    assert small.transfer.is_alive()
+    del ticket, slot
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is meant to die
+def test_a_transfer_whose_thread_has_died_takes_nothing_more_and_ends_what_it_had() -> None:
+    """R85: nobody waits for a deadline, least of all each request after another."""
+    bench = Bench(LAYOUTS["kv"])
+
+    def die(*_: object) -> None:
+        raise SystemExit
+
+    bench.transfer._pause = die  # type: ignore[method-assign] # a thread that dies between two pieces
+    slots = take(bench.pool, 2)
+    ticket = bench.transfer.load(make_job(1, [whole(slots[0], 8)], list(range(8))))
+    end = time.monotonic() + DEADLINE_S
+    while bench.transfer.is_alive():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    for direction in ("load", "store"):
+        with pytest.raises(TransferError, match="copy 2 refused: .* has died"):
+            getattr(bench.transfer, direction)(make_job(2, [whole(slots[1], 8)], list(range(8))))
+    assert not ticket.is_over
+    bench.transfer.close()
+    assert "has died" in str(ticket.error)
+    with pytest.raises(TransferError, match="closed"):
+        bench.transfer.load(make_job(3, [whole(slots[1], 8)], list(range(8))))
+    del slots, ticket
+    bench.close()
 
 
 def test_close_ends_queued_copies_with_an_error_and_lets_running_ones_finish() -> None:
