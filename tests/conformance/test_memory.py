@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
-from flexkv_core import TierCapabilities
-from flexkv_core.testing import Medium, MemoryTier, TierTests
+from flexkv_core.testing import MemoryTier
+from tests.support.media import InMemory
 
 
-class MemoryKit(TierTests):
-    """Over a dictionary that outlives the tier, reached behind its back."""
-
-    capabilities = TierCapabilities(can_list=True)
-
-    @pytest.fixture
-    def medium(self):
-        return Medium()
-
+class MemoryKit(InMemory):
     def open_tier(self, context, medium):
         return MemoryTier(context, self.capabilities, medium)
-
-    def read_medium(self, medium, key):
-        return medium.values.get(key)
-
-    def write_medium(self, medium, key, data):
-        medium.values.pop(key, None)
-        if data is not None:
-            medium.values[key] = data
 
 
 class TestPlain(MemoryKit):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from flexkv_core.testing import TierTests
 from flexkv_driver_ssd.config import SsdConfig
 from flexkv_driver_ssd.tier import SsdTier
-from tests.support.ssd_disk import peek, remove, replace, spots
+from tests.support.media import OnDisk
 
 
-class TestSsd(TierTests):
+class TestSsd(OnDisk):
     options = {"path": "{0}"}
 
     def open_tier(self, context, medium):
@@ -19,17 +16,7 @@ class TestSsd(TierTests):
         config = SsdConfig(capacity=capacity, min_free=0, slab=capacity // 4, **options)
         return SsdTier(config, context)
 
-    def read_medium(self, medium, key):
-        spot = spots(Path(medium)).get(key)
-        return None if spot is None else peek(spot)
-
-    def write_medium(self, medium, key, data):
-        spot = spots(Path(medium))[key]
-        if data is None:
-            remove(spot)
-        else:
-            replace(spot, data)
-
 
 class TestSsdTwoDirectoriesBuffered(TestSsd):
     options = {"path": "{0}/a;{0}/b", "direct_io": "off"}
+    kills = 2
