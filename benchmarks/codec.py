@@ -34,13 +34,13 @@ import zstandard
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._smollm2_kv import SmolLM2  # noqa: E402 - the path comes first
-from flexkv_core import BlockLayout, kv_layout  # noqa: E402
-from flexkv_core.cli._demo_model import is_complete, write_smollm2  # noqa: E402
-from flexkv_core.cli._demo_text import DOCUMENT_ANSWER, document  # noqa: E402
-from flexkv_core.envelope import seal, write_header  # noqa: E402
-from flexkv_core.models import CodecConfig  # noqa: E402
-from flexkv_core.wrappers.encoding import Encoding, stored_bytes  # noqa: E402
+from benchmarks._smollm2_kv import SmolLM2
+from flexkv_core import BlockLayout, kv_layout
+from flexkv_core.cli._demo_model import is_complete, write_smollm2
+from flexkv_core.cli._demo_text import DOCUMENT_ANSWER, document
+from flexkv_core.envelope import seal, write_header
+from flexkv_core.models import CodecConfig
+from flexkv_core.wrappers.encoding import Encoding, stored_bytes
 
 ENTRIES = 57
 BLOCK_TOKENS = 64

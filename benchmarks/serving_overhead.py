@@ -28,8 +28,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from flexkv_core.cli._demo_model import is_complete, write_smollm2  # noqa: E402 - the path comes first
-from flexkv_core.cli._process import CPU_ENVIRONMENT, CPU_FLAGS, ServerProcess  # noqa: E402
+from flexkv_core.cli._demo_model import is_complete, write_smollm2
+from flexkv_core.cli._process import CPU_ENVIRONMENT, CPU_FLAGS, ServerProcess
 
 SHIM = ROOT / "tests" / "support" / "sglang_cpu_shim"
 CHAIN = """version: 1

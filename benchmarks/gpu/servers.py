@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if (ROOT / "flexkv_core").is_dir():
     sys.path.insert(0, str(ROOT))
 
-from flexkv_core.cli._process import ServerProcess  # noqa: E402 - the path comes first
-from flexkv_core.errors import EngineError  # noqa: E402
+from flexkv_core.cli._process import ServerProcess
+from flexkv_core.errors import EngineError
 
 KINDS = ("plain", "hicache", "hicache_direct", "mp", "ip")
 KV_TOKEN_BYTES = 147_456

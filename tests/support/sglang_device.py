@@ -108,7 +108,7 @@ class GatedTransfer(TorchTransfer):
         self._stream = stream
         self._each = len(planes.planes) // LAYERS
         super().__init__(planes, fence=stream.fence)
-        self._plain_load, self._device.load = self._device.load, self._load_rows  # type: ignore[method-assign]
+        self._plain_load, self._device.load = self._device.load, self._load_rows  # type: ignore[method-assign]  # watched
 
     def _load_rows(self, plane: int, *rows: Any) -> None:
         layer = plane // self._each

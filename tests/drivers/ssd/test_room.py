@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from flexkv_core import Status, TierFullError
-from flexkv_core.testing import context_for, make_values, small_layout
+from flexkv_core.testing import Value, context_for, make_values, small_layout
+from flexkv_driver_ssd.tier import SsdTier
 from tests.support.ssd_disk import LAYOUT, SLOT, disk_bytes, served, spots, store, tier_at
 
 from .conftest import Mount
 
 
-def _fill(tier, values):  # type: ignore[no-untyped-def]
+def _fill(tier: SsdTier, values: list[Value]) -> list[Value]:
     kept = []
     for value in values:
         (outcome,) = store(tier, value)

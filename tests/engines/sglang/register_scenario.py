@@ -15,12 +15,12 @@ configuration_auto.CONFIG_MAPPING.register = lambda key, value, exist_ok=False: 
     key, value, exist_ok=True
 )
 
-from sglang.srt.mem_cache import registry  # noqa: E402 - after the patch above
-from sglang.srt.plugins import load_plugins  # noqa: E402
-from sglang.srt.plugins.hook_registry import HookRegistry  # noqa: E402
-from sglang.srt.server_args import ServerArgs  # noqa: E402
+from sglang.srt.mem_cache import registry
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import ServerArgs
 
-from flexkv_sglang import compat, register, seam  # noqa: E402
+from flexkv_sglang import compat, register, seam
 
 lines: list[str] = []
 
