@@ -15,7 +15,7 @@ from sglang.srt.mem_cache import allocation, common
 from sglang.srt.mem_cache.allocator import paged
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
 
-from flexkv_sglang import compat, scheduler_hooks
+from flexkv_sglang import admission, compat
 from flexkv_sglang.seam_cache import RetryLater
 
 
@@ -71,8 +71,13 @@ def cached_by_tier(req: Any) -> tuple[int, int, int]:
 
 
 def admit(adder: PrefillAdder, req: Any, *, has_chunked: bool) -> Any:
-    """Ask for a request's admission, with our hook where SGLang has no word for "later"."""
-    return scheduler_hooks._around_admission(PrefillAdder.add_one_req, adder, req, has_chunked, None)
+    """Ask for a request's admission, with our hook round it."""
+    return admission.admit(PrefillAdder.add_one_req, adder, req, has_chunked, None)
+
+
+def is_full_for_good(adder: PrefillAdder) -> bool:
+    """Whether after ``NO_TOKEN`` SGLang asks nobody before a request has ended."""
+    return not compat.seam().match_gives_length or bool(adder.can_run_list or adder.running_batch.reqs)
 
 
 def load_back(req: Any, tree: Any) -> tuple[int, Any] | None:

@@ -136,6 +136,8 @@ class SglangWorld(Books):
         self.waiting: list[Job] = []
         self.running: list[Job] = []
         self.chunked: Job | None = None
+        self.is_full = False
+        """SGLang's ``batch_is_full``: nobody is asked until a request has ended."""
         self.finished: list[Job] = []
         self.results: deque[tuple[str, list[Job]]] = deque()
         self.weights = 0
@@ -228,6 +230,7 @@ class SglangWorld(Books):
     def retract(self, job: Job) -> None:
         """What the scheduler does when decoding runs out of memory."""
         self.running.remove(job)
+        self.is_full = False
         for _, jobs in self.results:  # a pass that is queued has no result for it any more
             if job in jobs:
                 jobs.remove(job)
@@ -287,25 +290,20 @@ class SglangWorld(Books):
     def _prefill(self) -> tuple[str, list[Job]] | None:
         if self.chunked is not None:
             dialect.checkpoint(self.chunked.req, self.cache)
+        if self.is_full and self.chunked is None:
+            return None
         if self.lpm:
             for job in self.waiting:
                 dialect.match_queued(job.req, self.cache)
-        adder = PrefillAdder(
-            self.page,
-            self.cache,
-            self.allocator,
-            SimpleNamespace(reqs=[job.req for job in self.running]),
-            0.7,
-            4096,
-            self.chunk,
-        )
+        adder = self.new_adder()
         chunked = self.chunked
         if chunked is not None:
             chunked.req.init_next_round_input()
             self.chunked = chunked if adder.add_chunked_req(chunked.req) is not None else None
         admitted = [chunked] if chunked is not None else []
         for job in list(self.waiting):
-            if len(self.running) + len(adder.can_run_list) >= 12:
+            if len(adder.can_run_list) >= min(12 - len(self.running), self.rows.available_size()):
+                self.is_full = True
                 break
             self.match(job)
             result = dialect.admit(adder, job.req, has_chunked=self.chunked is not None)
@@ -313,6 +311,7 @@ class SglangWorld(Books):
                 self.waiting.remove(job)
                 admitted.append(job)
             if result is not AddReqResult.CONTINUE:
+                self.is_full = result is AddReqResult.NO_TOKEN and dialect.is_full_for_good(adder)
                 break
         if not admitted:
             return None
@@ -322,6 +321,11 @@ class SglangWorld(Books):
         done = [job for job in admitted if job is not self.chunked]
         self.running += done
         return "prefill", done
+
+    def new_adder(self) -> PrefillAdder:
+        """What decides over the admissions of one pass."""
+        running = SimpleNamespace(reqs=[job.req for job in self.running])
+        return PrefillAdder(self.page, self.cache, self.allocator, running, 0.7, 4096, self.chunk)
 
     def _launch_extend(self, jobs: list[Job]) -> None:
         starts = [dialect.prefix_len(job.req) for job in jobs]
@@ -476,6 +480,7 @@ class SglangWorld(Books):
         if req.finished():
             dialect.release(req, self.cache, keep=True)
             self.running.remove(job)
+            self.is_full = False
             self.finished.append(job)
 
     # ---- ends

@@ -122,11 +122,6 @@ def arguments_entry() -> str:
     return f"sglang.srt.server_args.ServerArgs.{name}"
 
 
-def admit_later() -> Any:
-    """The scheduler's word for "not in this pass" (``AddReqResult.OTHER``)."""
-    return import_module("sglang.srt.managers.schedule_policy").AddReqResult.OTHER
-
-
 # --- a request ---------------------------------------------------------------------------------
 
 
@@ -223,6 +218,47 @@ def report_storage_tokens(req: Any, num_tokens: int) -> None:
     To be called before ``on_load_back`` returns.
     """
     req.storage_hit_length = num_tokens
+
+
+# --- admission ---------------------------------------------------------------------------------
+
+
+@cache
+def answers() -> Any:
+    """The scheduler's words for an admission: ``CONTINUE``, ``NO_TOKEN``, ``OTHER``."""
+    return import_module("sglang.srt.managers.schedule_policy").AddReqResult
+
+
+def lend_tokens(adder: Any, num_tokens: int) -> None:
+    """Let this pass admit so many tokens more than it counts as free; fewer, if negative."""
+    if seam().has_memory_budget:
+        adder.memory_budget.total_offset -= num_tokens
+    else:
+        adder.rem_total_token_offset -= num_tokens
+
+
+def free_tokens(adder: Any) -> int:
+    """What this pass counts as free."""
+    return int(adder.rem_total_tokens)
+
+
+def admission_tokens(adder: Any, req: Any) -> int:
+    """Tokens that SGLang wants to be free for a matched request: its prompt's rest, its answer, a page.
+
+    Source: sglang 0.5.16 to 0.5.23, managers/schedule_policy.py, PrefillAdder.add_one_req.
+    """
+    most = import_module("sglang.srt.managers.schedule_policy").CLIP_MAX_NEW_TOKENS
+    answer = min(max(req.sampling_params.max_new_tokens - len(req.output_ids), 0), most)
+    have = req.prefix_len if seam().match_gives_length else len(req.prefix_indices)
+    return int(len(req.full_untruncated_fill_ids) - have + answer + adder.tree_cache.page_size)
+
+
+def free_rows(adder: Any) -> int:
+    """How many more requests a pass may admit."""
+    rows = adder.tree_cache.req_to_token_pool.available_size()
+    if adder.max_running_requests is not None and adder.running_batch is not None:
+        rows = min(rows, adder.max_running_requests - len(adder.running_batch.reqs))
+    return int(rows - len(adder.can_run_list))
 
 
 # --- results -----------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class _Seen:
         found: What it was last promised.
         is_told: Whether its receipt was written that computing it is sooner than loading it.
         prefetch: The prefetch that was begun for it.
+        asked: When it was first asked for at admission; 0 before.
         is_spent: Whether it has waited for a load in vain: it is promised nothing more.
         have: Device prefix that ``origin`` speaks of.
         origin: Where the promised tokens were when they were first promised, by tier.
@@ -54,6 +55,7 @@ class _Seen:
     found: Lookup | None = None
     is_told: bool = False
     prefetch: int = NO_TASK
+    asked: float = 0.0
     is_spent: bool = False
     have: int = -1
     origin: dict[str, int] = field(default_factory=dict)
@@ -144,6 +146,14 @@ class FlexKVConnector:
         if seen is not None:
             seen.is_spent = True
 
+    def waited_s(self, handle: Hashable) -> float:
+        """Seconds since a request was first asked for at admission, whatever has kept its load since then."""
+        seen = self._seen.get(handle)
+        if seen is None:
+            return float("inf")
+        seen.asked = seen.asked or time.monotonic()
+        return time.monotonic() - seen.asked
+
     def _sequence_of(
         self, handle: Hashable, tokens: Callable[[], Sequence[int]], num_tokens: int, scope: Scope
     ) -> _Seen:
@@ -154,9 +164,10 @@ class FlexKVConnector:
         sequence = self.manager.sequence(tokens(), scope)
         if seen is not None:  # a chunk more, or the answer behind the prompt: the keys so far stay
             sequence.adopt_keys(seen.sequence)
-        prefetch = seen.prefetch if seen is not None else NO_TASK
-        is_spent = seen is not None and seen.is_spent
-        seen = self._seen[handle] = _Seen(num_tokens, sequence, prefetch=prefetch, is_spent=is_spent)
+        before, seen = seen, _Seen(num_tokens, sequence)
+        if before is not None:
+            seen.prefetch, seen.asked, seen.is_spent = before.prefetch, before.asked, before.is_spent
+        self._seen[handle] = seen
         if len(self._seen) > _MOST_SEEN:  # before 0.5.20 nobody tells of requests that left the queue
             del self._seen[next(iter(self._seen))]
         return seen

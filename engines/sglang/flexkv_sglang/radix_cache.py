@@ -33,6 +33,7 @@ from flexkv_core.transfers.planes import DevicePlanes
 from flexkv_core.transfers.poison import PoisonedTransfer, poison_allocations
 
 from . import compat
+from .admission import MOST_PASSED_OVER
 from .compat import RequestHandle, RequestNamespace
 from .connector import FlexKVConnector, TransferLog
 from .counters import CounterLog
@@ -63,7 +64,6 @@ class _Load:
         key: SGLang's key of the whole prompt, copied.
         node: Where it hangs below; locked.
         slots: Device slots, once they are taken.
-        deadline: When SGLang is told to compute the tokens instead, whatever the copy does.
         asked: When SGLang last asked for it.
         asked_tick: The same, in ticks.
     """
@@ -73,8 +73,7 @@ class _Load:
     count: int
     key: Any
     node: Any
-    slots: torch.Tensor | None
-    deadline: float
+    slots: torch.Tensor | None = None
     asked: float = 0.0
     asked_tick: int = 0
 
@@ -251,18 +250,30 @@ class FlexKVRadixCache(SeamRadixCache):
 
     @_fails_open(Verdict.RECOMPUTE)
     def on_load_back(
-        self, handle: RequestHandle, req: Any, node: Any, have: int, count: int
+        self, handle: RequestHandle, req: Any, node: Any, have: int, count: int, *, may_wait: bool
     ) -> Loaded | Verdict:
+        is_late = self.connector.waited_s(handle) >= self._engine.load_deadline_s
         load = self._loads.get(handle)
         if load is not None and (load.have, load.count) != (have, count):
             self._give_up(handle)
             load = None
-        if load is None:
+        verdict: Loaded | Verdict = Verdict.ASK_AGAIN
+        if load is None and len(self._loads) <= MOST_PASSED_OVER:
             load = self._begin(handle, req, node, have, count)
-        if load is None:
-            return Verdict.RECOMPUTE
-        load.asked, load.asked_tick = time.monotonic(), self._ticks
-        return self._progress(handle, load, req)
+            if load is None:
+                return Verdict.RECOMPUTE
+        if load is not None:
+            load.asked, load.asked_tick = time.monotonic(), self._ticks
+            verdict = self._progress(handle, load, req)
+        if verdict is Verdict.ASK_AGAIN and (is_late or not may_wait):
+            return self._wait_no_more(handle)
+        return verdict
+
+    def _wait_no_more(self, handle: RequestHandle) -> Verdict:
+        """A copy cannot be aborted, but its request need not wait for it (HS-3)."""
+        self._give_up(handle)
+        self.connector.load_failed(handle)
+        return Verdict.RECOMPUTE
 
     def _begin(self, handle: RequestHandle, req: Any, node: Any, have: int, count: int) -> _Load | None:
         scope = self._scope(compat.request_namespace(req))
@@ -271,8 +282,7 @@ class FlexKVRadixCache(SeamRadixCache):
             return None
         self.inc_lock_ref(node)
         key = compat.prompt_key(req, have + count)
-        deadline = time.monotonic() + self._engine.load_deadline_s
-        load = self._loads[handle] = _Load(task, have, count, key, node, None, deadline)
+        load = self._loads[handle] = _Load(task, have, count, key, node)
         return load
 
     def _progress(self, handle: RequestHandle, load: _Load, req: Any) -> Loaded | Verdict:
@@ -283,7 +293,7 @@ class FlexKVRadixCache(SeamRadixCache):
         manager = self.connector.manager
         if load.slots is None:
             if not self.connector.wait_staged(load.task):
-                return self._ask_again(handle, load)
+                return Verdict.ASK_AGAIN
             if not manager.is_over(load.task):
                 load.slots = compat.alloc_slots(self, load.count)
                 if load.slots is None:
@@ -296,7 +306,7 @@ class FlexKVRadixCache(SeamRadixCache):
         ticket = manager.ticket(load.task)
         is_ordered = ticket is not None and ticket.order_behind()
         if not is_ordered and not self.connector.wait_over(load.task):
-            return self._ask_again(handle, load)
+            return Verdict.ASK_AGAIN
         return self._collect(handle, load, req)
 
     def _start_copy(self, load: _Load, slots: torch.Tensor) -> Ticket | None:
@@ -306,14 +316,6 @@ class FlexKVRadixCache(SeamRadixCache):
             return self.connector.start_load_kv_layerwise(load.task, slots)
         self.connector.retrieve_kv(load.task, slots)
         return None
-
-    def _ask_again(self, handle: RequestHandle, load: _Load) -> Verdict:
-        """Not yet; or no more: a copy cannot be aborted, but its request need not wait for it (HS-3)."""
-        if time.monotonic() < load.deadline:
-            return Verdict.ASK_AGAIN
-        self._give_up(handle)
-        self.connector.load_failed(handle)
-        return Verdict.RECOMPUTE
 
     def _collect(
         self, handle: RequestHandle, load: _Load, req: Any, by_layer: Ticket | None = None
@@ -514,6 +516,14 @@ class FlexKVRadixCache(SeamRadixCache):
             self._end_stores()
         if self._layerwise is not None:
             self._layerwise.settle()
+
+    def tokens_held_for(self, handle: RequestHandle) -> int:
+        load = self._loads.get(handle)
+        return load.count if load is not None and load.slots is not None else 0
+
+    def holds_slots(self) -> bool:
+        is_layerwise = self._layerwise is not None and not self._layerwise.is_idle
+        return bool(self._loads or self._stores or self._quarantine) or is_layerwise
 
     def extra_protected_tokens(self) -> int:
         held = sum(load.count for load in self._loads.values() if load.slots is not None)

@@ -18,7 +18,8 @@ from typing import Any
 from flexkv_core import EngineError
 
 from . import compat
-from .seam_cache import RetryLater, SeamRadixCache
+from .admission import admit
+from .seam_cache import SeamRadixCache
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +87,7 @@ def _set_hooks(*, is_ticked: bool, times_prefill: bool) -> None:
             _tick_after if seam.tick_is_own_method else _tick_before,
             "after" if seam.tick_is_own_method else "before",
         )
-    if not seam.load_may_defer:
-        _hook(f"{_ADDER}.add_one_req", _around_admission, "around")
+    _hook(f"{_ADDER}.add_one_req", admit, "around")
     compat.apply_hooks()
     missing = [target for target in _watched.targets if not compat.is_hooked(target)]
     if missing:
@@ -202,14 +202,6 @@ def _after_pass(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) ->
     cache = _watched.cache()
     if cache is not None:
         cache.on_pass_launched(scheduler, batch)
-
-
-def _around_admission(original: Callable[..., Any], adder: Any, *args: Any, **kwargs: Any) -> Any:
-    """Turns our cache's "ask again" into SGLang's "not in this pass"; its admission lock is given back."""
-    try:
-        return original(adder, *args, **kwargs)
-    except RetryLater:
-        return compat.admit_later()
 
 
 def _end(cache: Callable[[], SeamRadixCache | None]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from flexkv_core import EngineError
 
 from .surface import Surface
-from .touched import BASE, BATCH, POLICY, RADIX, SCHEDULER, TOUCHED, Touched
+from .touched import ALLOCATOR, BASE, BATCH, POLICY, RADIX, SCHEDULER, TOUCHED, Touched
 
 OLDEST = (0, 5, 16)
 NEWEST = (0, 5, 23)
@@ -62,6 +62,8 @@ class Seam:
         load_gives_count: ``init_load_back`` returns ``(int, node)`` instead of ``(tensor, node)``.
         load_may_defer: ``None`` from ``init_load_back`` means "ask again later"; where it is False the
             adapter's hook on ``PrefillAdder.add_one_req`` gives the same effect.
+        has_memory_budget: What a pass may still admit stands in ``PrefillAdder.memory_budget`` instead of
+            ``PrefillAdder`` itself.
         load_is_all_or_none: A short load raises in the scheduler and ends it.
         kv_record: Row number and protected length stand in ``req.kv`` instead of ``req``.
         has_salt: ``RadixKey`` and ``Req`` have ``cache_salt``; before, it is part of ``extra_key``.
@@ -81,6 +83,7 @@ class Seam:
     match_gives_length: bool
     load_gives_count: bool
     load_may_defer: bool
+    has_memory_budget: bool
     load_is_all_or_none: bool
     kv_record: bool
     has_salt: bool
@@ -139,6 +142,7 @@ def read_seam(root: Path | Surface | None = None) -> Seam:
         match_gives_length="device_prefix_len" in surface.of(BASE, "MatchResult").fields,
         load_gives_count="Tuple[int" in load,
         load_may_defer=load.startswith("Optional"),
+        has_memory_budget=surface.of(ALLOCATOR, "BaseTokenToKVPoolAllocator").has("create_prefill_budget"),
         load_is_all_or_none="promised_host_hit" in surface.text(POLICY),
         kv_record="cache_protected_len" in surface.of(BATCH, "ReqKvInfo").fields,
         has_salt="cache_salt" in surface.of(RADIX, "RadixKey").methods.get("__init__", ()),

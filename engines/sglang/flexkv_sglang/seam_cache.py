@@ -37,6 +37,32 @@ class Verdict(Enum):
     ASK_AGAIN = "ask again"
 
 
+class Asking:
+    """One question of the scheduler whether a request can be admitted (``admission``).
+
+    Attributes:
+        may_wait: Whether the request may be told to ask again.
+        waits: Whether it was.
+    """
+
+    def __init__(self, adder: Any, held: int, *, may_wait: bool) -> None:
+        """Until ``settle`` the ``held`` tokens of the request's own load count as free."""
+        self.may_wait = may_wait
+        self.waits = False
+        self._adder = adder
+        self._held = held
+        compat.lend_tokens(adder, held)
+
+    def settle(self) -> None:
+        """They count as what they are: held, or in the tree, or given up."""
+        compat.lend_tokens(self._adder, -self._held)
+        self._held = 0
+
+    def has_room(self, req: Any) -> bool:
+        """What SGLang has asked before the load, asked again."""
+        return compat.admission_tokens(self._adder, req) < compat.free_tokens(self._adder)
+
+
 class Loaded(NamedTuple):
     """A load whose bytes are in place, or ordered before the next forward pass.
 
@@ -126,6 +152,7 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
         self._seam_is_open = False
         self._seam_is_shut = False
         self._seam_handles: dict[tuple[str, int], set[RequestHandle]] = {}
+        self.asking: Asking | None = None
         super().__init__(ctx.params)
         self._seam_is_open = True
 
@@ -145,14 +172,14 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
 
     @abstractmethod
     def on_load_back(
-        self, handle: RequestHandle, req: Any, node: Any, have: int, count: int
+        self, handle: RequestHandle, req: Any, node: Any, have: int, count: int, *, may_wait: bool
     ) -> Loaded | Verdict:
         """Bring the promised tokens: all, or RECOMPUTE, or ASK_AGAIN.
 
         Called at admission, in the same pass as the match that promised (after ASK_AGAIN: again in a
         later pass, after another match, which may promise more or less).  ``node``, the last device node
         of the match, is locked during the call and no longer; lock it for a load that outlives it.
-        ASK_AGAIN ends this pass' admissions, so requests behind wait too; decoding goes on.
+        After ASK_AGAIN the scheduler goes on with the requests behind, up to a number (``admission``).
 
         Args:
             handle: The attempt.
@@ -160,7 +187,16 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
             node: Where the load hangs below.
             have: Tokens on the device, whole pages.
             count: Promised tokens, whole pages.
+            may_wait: Whether ASK_AGAIN may be answered.
         """
+
+    def tokens_held_for(self, handle: RequestHandle) -> int:  # noqa: ARG002 - a subclass looks
+        """Device slots that a load under way holds for this request, outside the tree."""
+        return 0
+
+    def holds_slots(self) -> bool:
+        """Whether device slots are held, or locked in the tree, that come back without a request's end."""
+        return False
 
     @abstractmethod
     def on_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -265,8 +301,14 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
         """SGLang's call at admission."""
         req, node, count = params.req, params.best_match_node, params.host_hit_length
         have = len(req.prefix_indices) if not self.seam.match_gives_length else req.prefix_len
-        outcome = self.on_load_back(self._seam_handle(req), req, node, have, count)
+        asking = self.asking
+        if asking is not None:
+            asking.settle()
+        may_wait = asking is None or asking.may_wait
+        outcome = self.on_load_back(self._seam_handle(req), req, node, have, count, may_wait=may_wait)
         if outcome is Verdict.ASK_AGAIN:
+            if asking is not None:
+                asking.waits = True
             if self.seam.load_may_defer:
                 return None
             raise RetryLater
@@ -278,7 +320,11 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
         return (count if self.seam.load_gives_count else outcome.slots), outcome.node
 
     def _seam_nothing_loaded(self, req: Any, node: Any) -> Any:
+        asking = self.asking
         if not self.seam.load_is_all_or_none:
+            if asking is not None and not asking.has_room(req):  # those versions do not look again
+                asking.waits = True
+                raise RetryLater
             req.host_hit_length = 0  # those versions report the promise as cached, not the load (HS-66)
         if self.seam.load_gives_count:
             return 0, node

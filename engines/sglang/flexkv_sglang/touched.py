@@ -20,6 +20,7 @@ REGISTRY = "mem_cache/registry.py"
 HOOKS = "plugins/hook_registry.py"
 SCHEDULER = "managers/scheduler.py"
 POLICY = "managers/schedule_policy.py"
+BUDGET = "mem_cache/prefill_budget.py"
 BATCH = "managers/schedule_batch.py"
 WEIGHTS = "managers/scheduler_components/weight_updater.py"
 ARGS = "server_args.py"
@@ -81,7 +82,8 @@ def _if(when: Callable[[Seam], bool], *some: Iterator[Touched]) -> Iterator[Touc
 _WEIGHT_CALLS = "update_weights_from_disk update_weights_from_distributed update_weights_from_tensor "
 _WEIGHT_CALLS += "update_weights_from_ipc release_memory_occupation"
 _REQUEST = "rid extra_key lora_id origin_input_ids output_ids full_untruncated_fill_ids last_node "
-_REQUEST += "host_hit_length storage_hit_length finished skip_radix_cache_insert to_finish"
+_REQUEST += "host_hit_length storage_hit_length finished skip_radix_cache_insert to_finish sampling_params"
+_ADDER = "tree_cache running_batch max_running_requests can_run_list preempt_list rem_total_tokens"
 _TREE = "root_node device page_size disable is_eagle req_to_token_pool token_to_kv_pool_allocator"
 _CONTEXT = "server_args params is_hybrid_swa is_hybrid_ssm is_dsa tp_worker model_config tp_size tp_rank "
 _CONTEXT += "enable_hierarchical_cache disable_radix_cache"
@@ -164,7 +166,7 @@ TOUCHED: tuple[Touched, ...] = (
     *_names(BATCH, "", "FINISH_ABORT"),
     *_names("constants.py", "", "HEALTH_CHECK_RID_PREFIX"),
     # ---- pools
-    *_names(POOLS, "ReqToTokenPool", "req_to_token"),
+    *_names(POOLS, "ReqToTokenPool", "req_to_token available_size"),
     *_names(POOLS, "KVCache", "size page_size dtype store_dtype layer_num"),
     *_names(POOLS, "MHATokenToKVPool", "k_buffer v_buffer get_kv_size_bytes"),
     *_names(POOLS, "MLATokenToKVPool", "kv_buffer get_kv_size_bytes"),
@@ -212,7 +214,12 @@ TOUCHED: tuple[Touched, ...] = (
         load_lora_adapter_from_tensors=("recv_req",),
     ),
     *_calls(POLICY, "PrefillAdder", add_one_req=("req",)),
-    *_names(POLICY, "AddReqResult", "OTHER"),
+    *_names(POLICY, "PrefillAdder", _ADDER),
+    *_if(lambda s: s.has_memory_budget, _names(POLICY, "PrefillAdder", "memory_budget")),
+    *_if(lambda s: s.has_memory_budget, _names(BUDGET, "PrefillBudget", "total_offset")),
+    *_if(lambda s: not s.has_memory_budget, _names(POLICY, "PrefillAdder", "rem_total_token_offset")),
+    *_names(POLICY, "AddReqResult", "CONTINUE NO_TOKEN OTHER"),
+    *_names(POLICY, "", "CLIP_MAX_NEW_TOKENS"),
     # ---- weights and adapters
     *_calls(WEIGHTS, "SchedulerWeightUpdaterManager", **dict.fromkeys(_WEIGHT_CALLS.split(), ("recv_req",))),
     *_names(WEIGHTS, "SchedulerWeightUpdaterManager", "scheduler"),

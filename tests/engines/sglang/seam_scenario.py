@@ -48,7 +48,7 @@ class Recorder(SeamRadixCache):
         self.prompt = prompt
         return self.promise
 
-    def on_load_back(self, handle, req, node, have, count):
+    def on_load_back(self, handle, req, node, have, count, *, may_wait):
         self.calls.append(["load", handle.rid, have, count])
         if self.verdict is not None:
             return self.verdict

@@ -14,6 +14,7 @@ from tests.engines.sglang.versions import TREES, run_raw
 OLDER = list(TREES)[1:]
 PARTS = {
     "whole": (("test_radix_cache.py", "test_radix_cache_border.py", "test_weights.py"), "", 40),
+    "admission": (("test_admission.py",), "", 20),
     "faults": (
         ("test_radix_cache_faults.py", "test_radix_cache_order.py"),
         "computed or only_counted or limited or refused or beginning or twice or chunks or abort or flush or "

@@ -60,8 +60,8 @@ def test_a_short_load_is_no_load(tmp_path, caplog):
         assert sgl.flush()
         plain = sgl.cache.on_load_back
 
-        def short(*args: object) -> object:
-            found = plain(*args)
+        def short(*args: object, **kwargs: object) -> object:
+            found = plain(*args, **kwargs)
             return Loaded(found.node, found.slots[:-1]) if isinstance(found, Loaded) else found
 
         sgl.cache.on_load_back = short

@@ -1,0 +1,281 @@
+"""Requests whose loads are not over are passed over: who overtakes them, and what is kept for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installed (make setup)")
+
+from flexkv_core import Tier
+from flexkv_core.testing import Fault, FaultKind, FaultTier
+from flexkv_sglang import compat
+from flexkv_sglang.admission import MOST_PASSED_OVER
+from flexkv_sglang.connector import WaitBudget
+from tests.support import sglang_dialect as dialect
+from tests.support.sglang_world import Job, SglangWorld, cpu, ssd, world
+
+PAGES = [1, 16]
+QUICK = {"load_wait_s": 0.002, "prefetch": False}
+
+
+@contextmanager
+def hanging(
+    tmp_path: Path, *prompts: range, deadline_s: float = 60, **options: Any
+) -> Iterator[tuple[SglangWorld, Callable[[], None]]]:
+    """A world whose disk has these prompts and hangs on loads, and what ends that."""
+    disk = ssd(tmp_path / "disk", load_deadline_s=120, load_threads=16)
+    with world(tmp_path, tiers=[cpu(), disk], size=4096) as w:
+        for tokens in prompts:
+            w.ask(tokens, outputs=1)
+    made: list[FaultTier] = []
+
+    def wrap(tier: Tier) -> Tier:
+        made.append(FaultTier(tier))
+        return made[0]
+
+    engine = QUICK | {"load_deadline_s": deadline_s}
+    with world(tmp_path, tiers=[cpu(), disk], wrap={"disk": wrap}, engine=engine, **options) as w:
+        made[0].always("load", Fault(FaultKind.HANG))
+
+        def release() -> None:
+            made[0].always("load", None)
+            made[0].release()
+
+        yield w, release
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_needs_nothing_overtakes_a_load_that_hangs(tmp_path: Path, page: int, overlap: bool) -> None:
+    """It is answered while the load waits; the load comes, and nothing of its request is lost."""
+    with hanging(tmp_path, range(100), page=page, overlap=overlap) as (w, release):
+        waiting, other = w.submit(range(100)), w.submit(range(1000, 1050), outputs=4)
+        w.run(other)
+        assert waiting in w.waiting
+        assert waiting.cached is None
+        release()
+        w.run(waiting)
+        assert waiting.cached == (0, 0, 99 // page * page)
+
+
+def test_who_waits_is_computed_at_its_deadline_and_others_run(tmp_path: Path) -> None:
+    with hanging(tmp_path, range(100), deadline_s=0.5) as (w, release):
+        waiting, other = w.submit(range(100), outputs=3), w.submit(range(1000, 1050))
+        w.run(other)
+        assert waiting in w.waiting
+        w.run(waiting)
+        assert waiting.cached == (0, 0, 0)
+        release()
+        assert w.flush()
+        assert w.ask(range(1000, 1050)).req.output_ids == other.req.output_ids
+
+
+def test_a_load_that_has_come_is_first_in_line(tmp_path: Path) -> None:
+    """The next pass has it, whoever came behind it in the meantime."""
+    with hanging(tmp_path, range(100)) as (w, release):
+        waiting = w.submit(range(100))
+        for start in range(1000, 1500, 100):
+            w.submit(range(start, start + 20), outputs=1)
+            w.step()
+        assert w.waiting == [waiting]
+        release()
+        (load,) = w.cache._loads.values()
+        assert w.cache.connector._wait(lambda: w.manager.is_staged(load.task), 10)
+        w.cache.connector._load_wait = WaitBudget(10)
+        behind = w.submit(range(2000, 2020), outputs=1)
+        w.step()
+        assert w.waiting == []
+        assert waiting.cached == (0, 0, 99)
+        w.run(waiting, behind)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_only_so_many_are_passed_over(tmp_path: Path, more: int) -> None:
+    """Beyond that a pass ends as SGLang would end it, and no further load is begun."""
+    prompts = [range(1000 * n, 1000 * n + 20) for n in range(MOST_PASSED_OVER + 3 * more)]
+    with hanging(tmp_path, *prompts, size=1024) as (w, release):
+        jobs = [w.submit(tokens) for tokens in prompts]
+        other = w.submit(range(50_000, 50_020), outputs=1)
+        w.step()
+        assert len(w.cache._loads) == MOST_PASSED_OVER + more
+        assert (other in w.waiting) is bool(more)
+        for _ in range(3):
+            w.waiting.reverse()  # whatever order a policy gives the queue
+            w.step()
+        assert len(w.cache._loads) <= MOST_PASSED_OVER + 1
+        release()
+        w.run(*jobs, other)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tokens_are_kept_for_who_waits(tmp_path: Path, page: int) -> None:
+    """What overtakes it gets what it leaves; and not even an idle server takes itself for full."""
+    with hanging(tmp_path, range(96), page=page, size=192) as (w, release):
+        waiting = w.submit([*range(96), 1], outputs=4)
+        large, small = w.submit(range(1000, 1090)), w.submit(range(2000, 2010), outputs=30)
+        w.step()
+        assert w.waiting == [waiting, large, small], "it would have taken what was kept"
+        assert not w.is_full
+        w.waiting.remove(large)
+        w.step()
+        assert w.waiting == [waiting]
+        release()
+        w.run(waiting)
+        assert small in w.running or small in w.finished
+        assert sum(waiting.cached) == 96
+        w.waiting.append(large)
+        w.run()
+
+
+def test_a_row_is_kept_for_who_waits(tmp_path: Path) -> None:
+    with hanging(tmp_path, range(96)) as (w, release):
+        taken = w.rows.free_slots[2:]
+        w.rows.free_slots = w.rows.free_slots[:2]
+        waiting = w.submit([*range(96), 1])
+        first, second = (w.submit(range(start, start + 10), outputs=100) for start in (1000, 2000))
+        w.step()
+        w.step()
+        assert w.waiting == [waiting, second]
+        assert w.running == [first]
+        release()
+        w.run(waiting)
+        assert first in w.running
+        w.rows.free_slots += taken
+        w.run()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_slots_of_its_own_load_are_not_asked_for_twice(
+    tmp_path: Path, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 0.5.22 an idle server that has once said "no token" asks nobody any more."""
+    monkeypatch.setattr("flexkv_sglang.radix_cache._ORPHAN_S", 600.0)
+    with world(tmp_path, page=page, size=160, engine=QUICK) as w:
+        w.ask(range(112), outputs=1)
+        assert w.flush()
+        w.transfer.holds_loads = True
+        job = w.submit([*range(112), 1])
+        for _ in range(3):
+            w.step()
+            assert not w.is_full
+        assert w.cache.tokens_held_for(compat.request_handle(job.req)) == 112
+        w.transfer.holds_loads = False
+        w.run(job)
+        assert job.cached == (0, 112, 0)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_token_is_not_said_while_slots_come_back_by_themselves(tmp_path: Path, page: int) -> None:
+    """A store locks what it reads; nobody ends by whom SGLang would be told that there is room again."""
+    with world(tmp_path, page=page, size=160, engine=QUICK) as w:
+        w.transfer.holds_stores = True
+        w.run(w.submit(range(96), outputs=1))
+        assert w.cache._stores
+        job = w.submit(range(1000, 1100))
+        for _ in range(3):
+            w.step()
+        assert job in w.waiting
+        w.transfer.holds_stores = False
+        w.run(job)
+
+
+def test_a_given_up_load_is_not_lent_to_its_request(tmp_path: Path) -> None:
+    """Its slots are in quarantine: a request that is computed instead needs others, or waits for these."""
+    with world(tmp_path, size=160, engine=QUICK | {"load_deadline_s": 0.1}) as w:
+        w.ask(range(112), outputs=1)
+        assert w.flush()
+        w.transfer.holds_loads = True
+        job = w.submit([*range(112), 1])
+        w.run(until=lambda: not w.cache._loads and bool(w.cache._quarantine))
+        for _ in range(3):
+            w.step()
+        assert job in w.waiting
+        w.transfer.holds_loads = False
+        w.run(job)
+        assert job.cached is not None
+
+
+def test_the_deadline_counts_from_the_first_question(tmp_path: Path) -> None:
+    """Another promise, or another load, gives no more time."""
+    with hanging(tmp_path, range(100)) as (w, release):
+        waiting = w.submit(range(100))
+        w.step()
+        part = w.submit(range(32), outputs=1)
+        w.match(part)
+        w.cache.connector.load_failed(compat.request_handle(part.req))
+        w.run(part)  # it is computed: a part of the prefix is on the device now
+        seen = w.cache.connector._seen[compat.request_handle(waiting.req)]
+        w.step()
+        assert waiting in w.waiting
+        assert [load.have for load in w.cache._loads.values()] == [32]
+        seen.asked -= 60
+        w.step()
+        assert waiting not in w.waiting
+        assert waiting.cached == (32, 0, 0)
+        release()
+        w.run(waiting)
+
+
+def test_who_had_others_retracted_does_not_wait(tmp_path: Path) -> None:
+    """They would have been retracted for nothing, and before 0.5.22 lost, were nobody admitted."""
+    with hanging(tmp_path, range(100)) as (w, release):
+        job = w.submit(range(100))
+        w.match(job)
+        adder = w.new_adder()
+        adder.preempt_list.append(object())
+        dialect.admit(adder, job.req, has_chunked=False)
+        assert job.req in adder.can_run_list
+        assert dialect.prefix_len(job.req) == 0
+        assert not w.cache._loads
+        release()
+        w.is_broken = True  # the pass is not launched
+
+
+@pytest.mark.parametrize("how", ["aborted", "flushed"])
+def test_who_is_passed_over_may_go(tmp_path: Path, how: str) -> None:
+    with hanging(tmp_path, range(100)) as (w, release):
+        waiting, other = w.submit(range(100)), w.submit(range(1000, 1010))
+        w.run(other)
+        assert waiting in w.waiting
+        release()
+        if how == "aborted":
+            w.abort(waiting)
+            w.run()
+            return
+        assert w.cache.may_flush()  # a paused engine is flushed although requests wait
+        w.reset()
+        w.run(waiting)
+        assert sum(waiting.cached) == 99
+
+
+def test_chunks_of_another_do_not_end_a_load(tmp_path: Path) -> None:
+    """A long prompt that overtakes keeps its chunks; who waits comes in when its load does."""
+    with hanging(tmp_path, range(100), chunk=32, size=1024) as (w, release):
+        waiting, long = w.submit(range(100)), w.submit(range(1000, 1200))
+        w.run(until=lambda: w.chunked is long)
+        assert waiting in w.waiting
+        release()
+        w.run(waiting, long)
+        assert sum(waiting.cached) == 99
+
+
+def passed_over(w: SglangWorld, job: Job) -> bool:
+    """Whether a request still waits for its load."""
+    return job in w.waiting and compat.request_handle(job.req) in w.cache._loads
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_running_requests_are_retracted_while_one_waits(tmp_path: Path, page: int) -> None:
+    """Decoding runs out of memory: what is kept for who waits is not the device's."""
+    with hanging(tmp_path, range(64), page=page, size=160) as (w, release):
+        waiting = w.submit([*range(64), 1])
+        jobs = [w.submit(range(start, start + 16), outputs=40) for start in (1000, 2000)]
+        w.run(*jobs)
+        assert passed_over(w, waiting)
+        release()
+        w.run(waiting)
