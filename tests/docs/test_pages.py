@@ -97,6 +97,32 @@ def test_every_verb_is_told() -> None:
         assert f"flexkv {verb}" in told("operating.md"), verb
 
 
+CORE = ROOT / "flexkv_core"
+
+
+def on_the_map() -> dict[str, int]:
+    """Rooms of the core by the row that they stand in."""
+    rows = told("code.md").split("## flexkv_core")[1].split("\n## ")[0].splitlines()
+    return {room: at for at, row in enumerate(rows) for room in re.findall(r"`([a-z_]+)/?`", row)}
+
+
+def test_every_room_of_the_core_is_on_the_map() -> None:
+    rooms = {path.stem for path in CORE.glob("*.py")} | {path.parent.name for path in CORE.glob("*/*.py")}
+    assert set(on_the_map()) == {room for room in rooms if not room.startswith("__")}
+
+
+def test_the_map_stands_in_the_order_of_imports() -> None:
+    rows = on_the_map()
+    for path in CORE.rglob("*.py"):
+        room, *inside = path.relative_to(CORE).with_suffix("").parts
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if room in rows and isinstance(node, ast.ImportFrom) and node.level == 1 + len(inside):
+                names = [node.module] if node.module else [alias.name for alias in node.names]
+                for name in names:
+                    there = name.partition(".")[0]
+                    assert rows.get(there, 0) <= rows[room], f"{room} imports {there}, which stands below it"
+
+
 def test_every_field_of_the_chain_is_told() -> None:
     reference = told("chain-reference.md")
     for leaf in (*chain_leaves(), *tier_leaves()):
