@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import http.client
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,18 +19,22 @@ if TYPE_CHECKING:
 
 LOST = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 """How a connection says that the other side has ended it."""
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Exchange:
     """One request under way: sent when made, answered when asked.  Ends its connection on any failure."""
 
-    def __init__(self, wire: Wire, method: str, url: str, body: memoryview | None) -> None:
+    def __init__(
+        self, wire: Wire, method: str, url: str, body: memoryview | None, headers: Mapping[str, str]
+    ) -> None:
         """Send the request; see ``Wire.send``."""
         self._wire = wire
         self._method = method
         parts = urlsplit(url)
         self._target = f"{parts.path}?{parts.query}" if parts.query else parts.path
         self._body = body
+        self._headers = headers
         self.is_touched = False
         self._reply: http.client.HTTPResponse | None = None
         self._connection, self._is_reused = wire.take()
@@ -51,7 +56,7 @@ class Exchange:
             connection.connect()
         connection.set_deadline()
         try:
-            connection.request(self._method, self._target, self._body)
+            connection.request(self._method, self._target, self._body, self._headers)
         except LOST:
             # The server may have answered before it had read the body: the answer says why.
             return

@@ -144,7 +144,8 @@ class S3Tier(Tier):
         known = self._catalog.lengths(keys)
         with self._call("evict", len(keys)) as service:
             failures = service.delete(names)
-            gone = [key for key, name in zip(keys, names, strict=True) if name not in failures]
+            kept = {name for name, failure in failures.items() if not is_missing(failure)}
+            gone = [key for key, name in zip(keys, names, strict=True) if name not in kept]
             self._catalog.removed(service, gone)
         return [_evicted(failures.get(name), size) for name, size in zip(names, known, strict=True)]
 

@@ -2,7 +2,7 @@
 
 botocore's own body path reads into new ``bytes`` objects and takes no memoryview for uploads; on
 the same machine and server that costs a third of the speed (``benchmarks/s3_throughput.py``).  So
-botocore signs, lists and deletes, and this module moves bodies, over ``http.client``.
+botocore finds keys and signs, and requests go out from here, over ``http.client``.
 
 Threads: any; the list of idle connections is under ``_lock``, held for list operations only.
 """
@@ -12,10 +12,10 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
-from .exchange import Exchange
+from .exchange import NO_HEADERS, Exchange
 from .sockets import Connection, WireLimits
 
 
@@ -48,14 +48,21 @@ class Wire:
         self._idle: list[Connection] = []
         self._is_closed = False
 
-    def send(self, method: str, name: str, body: memoryview | None = None, query: str = "") -> Exchange:
+    def send(
+        self,
+        method: str,
+        name: str,
+        body: memoryview | None = None,
+        query: str = "",
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> Exchange:
         """Begin a request for the object ``name``; the answer is collected from the result.
 
         Raises:
             OSError: no connection, or the request could not be sent.
         """
         url = f"{self._base_url}/{name}" + (f"?{query}" if query else "")
-        return Exchange(self, method, self._sign(method, url), body)
+        return Exchange(self, method, self._sign(method, url), body, headers)
 
     def connection(self) -> Connection:
         """A new connection, not connected yet."""

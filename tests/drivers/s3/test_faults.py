@@ -96,6 +96,36 @@ def test_listing_that_trickles_is_bounded_too(stub, open_tier):
     assert statuses(tier.lookup([bytes(32)])) == [Status.MISS]
 
 
+def test_deletion_that_trickles_is_bounded_too(stub, open_tier):
+    tier = open_tier(request_timeout_s=0.6)
+    keys, data = values(3, 100)
+    tier.store(keys, data)
+    stub.treat("POST", "delete", trickle)
+    with pytest.raises(TierTimeoutError):
+        tier.evict(keys)
+    stub.behave()
+    assert statuses(tier.evict(keys)) == [Status.OK] * 3
+
+
+def test_deletion_that_fails_for_some(stub, open_tier):
+    def halfway(handler):
+        handler.body()
+        handler.answer(
+            200,
+            "<DeleteResult xmlns='urn:s3'>"
+            f"<Error><Key>{first}</Key><Code>InternalError</Code><Message>sorry</Message></Error>"
+            f"<Error><Key>{second}</Key><Code>NoSuchKey</Code></Error></DeleteResult>".encode(),
+        )
+
+    tier = open_tier()
+    keys, data = values(3, 100)
+    tier.store(keys, data)
+    first, second = (next(name for name in stub.objects if key.hex() in name) for key in keys[:2])
+    stub.treat("POST", "delete", halfway)
+    assert statuses(tier.evict(keys)) == [Status.UNAVAILABLE, Status.MISS, Status.OK]
+    assert statuses(tier.lookup(keys)) == [Status.OK, Status.MISS, Status.MISS]
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_black_hole(stub, open_tier, scheme):
     with socket.socket() as hole:
