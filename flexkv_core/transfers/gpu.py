@@ -180,12 +180,14 @@ class PinError(TransferError):
 
     Attributes:
         status: The driver's error number.
+        name: And its name.
     """
 
-    def __init__(self, status: int, name: str) -> None:
-        self.status = status
-        hint = _PIN_HINTS.get(status, "")
-        super().__init__(f"cuMemHostRegister failed with error {status} ({name}){': ' if hint else ''}{hint}")
+    def __init__(self, status: int, name: str, facts: str = "") -> None:
+        """By the name that users search for, whichever call it was; ``facts`` says how far it came."""
+        self.status, self.name = status, name
+        parts = [f"cudaHostRegister failed with error code {status} ({name})", facts, _PIN_HINTS.get(status)]
+        super().__init__(": ".join(part for part in parts if part))
 
 
 _PIN_HINTS = {

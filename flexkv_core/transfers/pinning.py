@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from ..buffers import memlock_limit_bytes
 from .gpu import Gpu, PinError
 from .regions import Int64
 
@@ -49,9 +50,13 @@ def pin_region(gpu: Gpu, address: int, num_bytes: int, chunk_bytes: int) -> Int6
         for start in starts.tolist():
             gpu.pin(start, min(chunk_bytes, address + num_bytes - start))
             done.append(start)
-    except PinError:
+    except PinError as fault:
         unpin_chunks(gpu, done)
-        raise
+        limit = memlock_limit_bytes()
+        facts = f"{len(done) * chunk_bytes:,} of {num_bytes:,} B were pinned" + (
+            "" if limit is None else f", and this process may lock {limit:,} B"
+        )
+        raise PinError(fault.status, fault.name, facts) from fault
     return starts
 
 
