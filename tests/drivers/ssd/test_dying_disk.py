@@ -17,7 +17,7 @@ from flexkv_core.testing import Value, make_values
 from tests.support.ssd_disk import LAYOUT, load, served, store, tier_at
 
 SHUTDOWN = 0x8004587D
-"""``EXT4_IOC_SHUTDOWN``: every access fails from here on, as if the disk were gone.  Source: linux, ext4.h."""
+"""``EXT4_IOC_SHUTDOWN``: every access fails from here on as if the disk were gone.  Source: linux, ext4.h."""
 NO_LOG_FLUSH = 2
 
 
