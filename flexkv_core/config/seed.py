@@ -103,6 +103,7 @@ _DISTRIBUTED = (
 )
 _COPY = "the copy engine measures at start which copy is fastest"
 _IN_PROCESS = "everything runs in the engine's process"
+_NO_WORKER = "copies are made in the engine's process, so there is no worker to meet at a socket"
 _NO_URING = "the ssd driver reads and writes with a pool of threads"
 _BUILD = "it is an option of a build, and nothing is built here"
 _TRACE = "traces are not built yet"
@@ -199,9 +200,11 @@ _KEYS = (
     SeedKey("py_metrics_port", _WHOLE, _N, "an HTTP port for metrics is not built yet"),
     SeedKey("cpp_metrics_port", _WHOLE, _N, "an HTTP port for metrics is not built yet"),
     SeedKey("index_accel", _SWITCH, _N, "there is one index, in Python"),
-    SeedKey("layerwise_notify_mode", _TEXT, _N, "a layer's end is seen by a device event"),
-    SeedKey("layerwise_eventfd_socket", _TEXT, _N, "a layer's end is seen by a device event"),
-    SeedKey("layerwise_eventfd_connect_max_retries", _WHOLE, _N, "a layer's end is seen by a device event"),
+    SeedKey(
+        "layerwise_notify_mode", _TEXT, _N, "an event tells a GPU of a layer's end, a descriptor a processor"
+    ),
+    SeedKey("layerwise_eventfd_socket", _TEXT, _N, _NO_WORKER),
+    SeedKey("layerwise_eventfd_connect_max_retries", _WHOLE, _N, _NO_WORKER),
     SeedKey("use_ce_transfer_h2d", _SWITCH, _N, _COPY),
     SeedKey("use_ce_transfer_d2h", _SWITCH, _N, _COPY),
     SeedKey("transfer_num_cta_h2d", _WHOLE, _N, _COPY),
