@@ -66,6 +66,8 @@ def check_form(response: http.client.HTTPResponse) -> None:
     if response.status < 200:
         # http.client passes over 100 only: the answer itself is still to come, and would be the next one's.
         raise NotS3Error(f"an answer of status {response.status}")
+    if response.status < 300 and response.length is None and not response.chunked:
+        raise NotS3Error("an answer without a length: its end cannot be told from a lost connection")
     encoding = str(response.headers.get("Content-Encoding", ""))
     if encoding in _SQUEEZED:
         raise NotS3Error(f"a proxy has compressed the answer: {encoding}")

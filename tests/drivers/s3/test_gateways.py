@@ -61,6 +61,25 @@ def test_a_stores_404_is_a_miss(stub, open_tier, body):
     assert statuses(tier.load(keys, buffers(2))) == [Status.MISS, Status.OK]
 
 
+def test_a_body_that_only_the_connections_end_ends_is_not_believed(stub, open_tier):
+    """It would be taken for a short value, which the core takes for a damaged one, and removes."""
+
+    def without_length(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write((handler.value() or b"")[:500])
+        handler.close_connection = True
+
+    tier = open_tier()
+    keys, data = values(2, 2000)
+    tier.store(keys, data)
+    stub.treat("GET", keys[0].hex(), without_length)
+    with pytest.raises(TierUnavailableError, match="without a length"):
+        tier.load(keys[:1], buffers(1))
+    stub.behave()
+    assert statuses(tier.load(keys, buffers(2))) == [Status.OK] * 2
+
+
 def test_an_early_hint_does_not_shift_the_answers(stub, open_tier):
     def hint(handler):
         handler.wfile.write(b"HTTP/1.1 103 Early Hints\r\nLink: </style.css>\r\n\r\n")
