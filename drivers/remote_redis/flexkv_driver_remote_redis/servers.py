@@ -207,11 +207,14 @@ class ClusterServers(Servers):
     def _refresh(self, client: Any) -> None:
         if not self._is_stale or monotonic() < self._refreshed_at + _REFRESH_S:
             return
-        with self._connecting():
-            if self._is_stale:
-                self._refreshed_at = monotonic()
-                client.nodes_manager.initialize()
-                self._is_stale = False
+        if not self._lock.acquire(blocking=False):
+            return  # another call is at it; until it is done the old map will do
+        try:
+            self._refreshed_at = monotonic()
+            client.nodes_manager.initialize()
+            self._is_stale = False
+        finally:
+            self._lock.release()
 
     def _make_client(self) -> Any:
         options = connection_options(self._config)
