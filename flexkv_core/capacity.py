@@ -18,6 +18,9 @@ from .policy import eviction_amount
 from .stretch import Stretch, in_a_row
 from .tier import DirectTier
 
+_AHEAD = 0.75
+"""Share of the first tier that fills, where what leaves it is written to another tier first."""
+
 WriteBack = Callable[[Stretch, list[int]], None]
 """Offered blocks that leave the first tier and their slots; one that it keeps gets a user more."""
 
@@ -31,6 +34,10 @@ class Capacity:
         self._metrics = metrics
         self._observers = observers
         self.write_back: WriteBack = lambda _blocks, _slots: None
+        self.evicts_ahead = False
+        """Whether slots of the first tier come free only a while after their blocks have left."""
+        self.num_leaving = 0
+        """Such slots: they are taken, and need no further block to leave."""
 
     def take_host_slots(self, link: Link | None, count: int) -> list[int]:
         """Up to ``count`` host slots, evicting from the direct tier ``link`` as its policy says.
@@ -39,7 +46,8 @@ class Capacity:
         """
         if link is not None and link.capacity_blocks is not None:
             # Slots that are lent or kept back are no block's place, and taken all the same.
-            self.make_room(link, count, used=self._host.pool.capacity - self._host.pool.num_free)
+            pool = self._host.pool
+            self.make_room(link, count, used=pool.capacity - pool.num_free - self.num_leaving)
         return self._host.take(count)
 
     def make_room(self, link: Link, needed: int, *, used: int | None = None) -> list[BlockKey]:
@@ -56,6 +64,7 @@ class Capacity:
             used=self._index.count(link.number) if used is None else used,
             capacity=link.capacity_blocks,
             needed=needed,
+            threshold=_AHEAD if self.evicts_ahead and link.direct is not None else 1.0,
         )
         return self.evict(link, amount) if amount else []
 
@@ -81,6 +90,7 @@ class Capacity:
             link.direct.evict(gone)
         else:
             link.evict(gone, now)
+        self._observers.evicted(link.name, gone)
 
     def retry_strays(self, link: Link, message: Completed | Returned, now: float) -> None:
         """Values that could not be removed are out of the index, and take room: tried again later.
@@ -93,14 +103,16 @@ class Capacity:
         is_final = isinstance(message, Returned) or not message.is_adrift
         if is_final:
             link.removal_ended(message.call)
-            link.strays.update(dict.fromkeys(message.call.left))
+            link.strays.add(message.call.left)
             if message.call.left:
                 self._metrics.count("evict_failures", len(message.call.left), tier=link.name)
         is_answering = isinstance(message, Completed) and len(message.bad) < len(message.outcomes)
         if link.strays and is_answering:
             keys = [key for key in link.strays if not self._index.has(link.number, key)]
             # What is being stored again is known only once it is: if it fails, the old value is still there.
-            link.strays = dict.fromkeys(self.being_stored(link, list(link.strays)))
+            kept = self.being_stored(link, list(link.strays))
+            link.strays.clear()
+            link.strays.add(kept)
             link.evict(keys, now)
 
     def being_stored(self, link: Link, keys: Sequence[BlockKey]) -> list[BlockKey]:

@@ -15,11 +15,11 @@ from functools import partial
 
 from .executor import Call, Completed, Verb
 from .keys import BlockKey
-from .links import Link
-from .models import WritePolicy
+from .links import Arrival, Link
 from .parts import ChainParts
 from .stretch import Stretch, in_a_row
-from .tier import Status
+from .tier import Outcome, Status
+from .wrappers.breaker import IS_DOWN
 
 _BACKLOG_SHARE = 0.5
 """Share of the host slots that may wait for one lower tier; beyond it a tier is passed over."""
@@ -90,6 +90,16 @@ def _count(parts: Sequence[Passing]) -> int:
     return sum(map(len, parts))
 
 
+def _keys(parts: Sequence[Passing]) -> list[BlockKey]:
+    return [key for part in parts for key in part.blocks.keys]
+
+
+def _may_be_there(end: Completed, outcome: Outcome) -> bool:
+    """Whether a value may have been stored although its store has failed."""
+    was_begun = end.is_adrift or not (end.is_late or end.is_refused or outcome.reason.startswith(IS_DOWN))
+    return was_begun and outcome.status in _MAYBE_STORED
+
+
 @dataclass(slots=True, eq=False)
 class Pins:
     """Pins in the first tier that several calls share: one on the last block of a run protects them all.
@@ -141,6 +151,7 @@ class Cascade:
         self._backlog_limit = max(parts.layout.slot_bytes, int(parts.host.region.num_bytes * _BACKLOG_SHARE))
         self._now = 0.0
         parts.capacity.write_back = self._write_back
+        parts.capacity.evicts_ahead = any(link.keeps(Arrival.LEAVING) for link in parts.links)
 
     @property
     def num_waiting(self) -> int:
@@ -174,10 +185,29 @@ class Cascade:
 
     def pass_down(self, parts: Sequence[Passing], now: float, last: int | None = None) -> None:
         """Put blocks on their way into every tier that takes them and lacks them; up to tier ``last``."""
+        arrival = Arrival.STORED if last is None else Arrival.PROMOTED
         for link in self._links[:last]:
-            takes = link.takes_stores if last is None else link.takes_promotions
-            if link is not self._host_link and takes:
-                self._store_into(link, self._lacking(link, parts), now)
+            if link is not self._host_link and link.keeps(arrival):
+                self._offer(link, parts, now)
+
+    def pass_over(self, keys: Sequence[BlockKey]) -> None:
+        """A sequence is not stored, since no tier can be reached that would keep it: count its blocks."""
+        for link in self._links:
+            if link.keeps(Arrival.STORED) and not link.is_reachable:
+                self._lose(link, [keys[i] for i in self.missing(link, keys)], "tier_down")
+
+    def mend(self, keys: Sequence[BlockKey], now: float) -> None:
+        """A sequence is stored again: offer its blocks to tiers that should have had them before."""
+        for link in self._links:
+            if link.owed and link is not self._host_link and link.takes(Arrival.STORED):
+                self._offer(link, self._passing_of(link.owed.take(keys)), now)
+
+    def _offer(self, link: Link, parts: Sequence[Passing], now: float) -> None:
+        lacking = self._lacking(link, parts)
+        if link.is_reachable:
+            self._store_into(link, lacking, now)
+        else:
+            self._lose(link, _keys(lacking), "tier_down")
 
     def _lacking(self, link: Link, parts: Sequence[Passing]) -> list[Passing]:
         """Those of the blocks that a tier keeps, and neither has nor will have."""
@@ -193,9 +223,8 @@ class Cascade:
         lacking = self.missing(link, keys)
         if not link.leaving:
             return lacking
-        storable = [i for i in lacking if keys[i] not in link.leaving]
-        self._lose(link, len(lacking) - len(storable), "being_removed")
-        return storable
+        self._lose(link, [keys[i] for i in lacking if keys[i] in link.leaving], "being_removed")
+        return [i for i in lacking if keys[i] not in link.leaving]
 
     # ---- calls begin ---------------------------------------------------------------------------
 
@@ -211,7 +240,7 @@ class Cascade:
         """Put blocks on their way into a tier, as many as fit; ``evicted`` leave it before."""
         if link.capacity_blocks is not None:
             parts, lost = _split(parts, link.capacity_blocks)
-            self._lose(link, _count(lost), "capacity")
+            self._lose(link, _keys(lost), "capacity", is_owed=False)
         parts, later = _split(parts, self._fits(link))
         if parts:
             gone, parts = self._make_room(link, parts)
@@ -219,7 +248,7 @@ class Cascade:
         if parts or link.backlog_bytes:
             self._put_off(link, later)
         else:  # nothing is under way whose end would call for them
-            self._lose(link, _count(later), "no_room")
+            self._lose(link, _keys(later), "no_room")
         if not parts:
             link.evict(evicted, now)  # they are out of the index: nobody else would remove them
             return
@@ -242,9 +271,12 @@ class Cascade:
             self._index.add(link.number, part.blocks, num_bytes=size, now=now, ends=ends)
             first += len(part)
 
-    def _lose(self, link: Link, count: int, cause: str) -> None:
-        if count:
-            self._metrics.count("store_dropped_blocks", count, cause=cause, tier=link.name)
+    def _lose(self, link: Link, keys: Sequence[BlockKey], cause: str, *, is_owed: bool = True) -> None:
+        if not keys:
+            return
+        self._metrics.count("store_dropped_blocks", len(keys), cause=cause, tier=link.name)
+        if is_owed and link.keeps(Arrival.STORED):
+            link.owed.add(keys)
 
     def _make_room(self, link: Link, parts: list[Passing]) -> tuple[list[BlockKey], list[Passing]]:
         """Let others go, but not what these blocks follow; returns those gone, and what fits then."""
@@ -259,7 +291,7 @@ class Cascade:
             for key in before:
                 self._index.unpin(link.number, key)
         parts, lost = _split(parts, max(0, link.capacity_blocks - self._index.count(link.number)))
-        self._lose(link, _count(lost), "no_room")
+        self._lose(link, _keys(lost), "no_room")
         return gone, parts
 
     def _put_off(self, link: Link, parts: Sequence[Passing]) -> None:
@@ -268,19 +300,18 @@ class Cascade:
             if part.is_pinned:
                 link.waiting.update(dict.fromkeys(part.blocks.keys))
             else:
-                self._lose(link, len(part), "backlog")
+                self._lose(link, part.blocks.keys, "backlog")
 
     def _feed(self, link: Link, now: float) -> None:
         """The backlog has shrunk: store what waited, as far as the first tier still has it."""
         while link.waiting and self._fits(link):
             count = min(self._fits(link), len(link.waiting))
             keys = [link.waiting.popitem(last=False)[0] for _ in range(count)]
-            ready = self._passing_of(keys) if link.takes_stores else []
-            cause = "evicted_before_stored" if link.takes_stores else "tier_down"
-            self._lose(link, len(keys) - _count(ready), cause)
-            lacking = self._lacking(link, ready)
-            if lacking:
-                self._store_into(link, lacking, now)
+            ready = self._passing_of(keys)
+            there = set(_keys(ready))
+            gone = [key for key in keys if key not in there]
+            self._lose(link, gone, "evicted_before_stored", is_owed=False)
+            self._offer(link, ready, now)
 
     def _fits(self, link: Link) -> int:
         """Blocks that may still be put on their way into a tier."""
@@ -311,14 +342,14 @@ class Cascade:
         *,
         is_second_try: bool,
     ) -> None:
-        keys = (
-            parts[0].blocks.keys if len(parts) == 1 else [key for part in parts for key in part.blocks.keys]
-        )
+        keys = parts[0].blocks.keys if len(parts) == 1 else _keys(parts)
         batch = CascadeBatch(link, parts, keys, len(keys) * self._layout.slot_bytes, pins, is_second_try)
         for part in parts:
             if not part.is_pinned:
                 self._host.use(part.slots)
         link.backlog_bytes += batch.num_bytes
+        if link.keeps(Arrival.LEAVING):
+            self._capacity.num_leaving += len(keys)
         if not link.is_indexed:
             link.storing.update(keys)
         link.submit_removal(
@@ -375,14 +406,15 @@ class Cascade:
         link, keys = batch.link, batch.keys
         if link.is_indexed:
             self._index.remove(link.number, [keys[i] for i in end.bad])
+        link.owed.add([keys[i] for i in end.bad])
         again = set()
         for i in end.bad:
             status = end.outcomes[i].status
             if status is Status.NO_SPACE and not batch.is_second_try:
                 again.add(keys[i])
                 continue
-            if link.is_indexed and status in _MAYBE_STORED:
-                link.strays[keys[i]] = None
+            if link.is_indexed and _may_be_there(end, end.outcomes[i]):
+                link.strays.add([keys[i]])
             self._metrics.count("store_failures", tier=link.name, cause=status.value)
         if again:
             parts = [
@@ -390,6 +422,7 @@ class Cascade:
                 for part in batch.parts
                 for first, last in in_a_row([i for i, key in enumerate(part.blocks.keys) if key in again])
             ]
+            link.owed.take(again)
             self._second_try(link, parts, now)
 
     def _second_try(self, link: Link, parts: list[Passing], now: float) -> None:
@@ -400,6 +433,7 @@ class Cascade:
             self._store_into(link, parts, now, evicted=gone, is_second_try=True)
         else:
             self._metrics.count("store_failures", count, tier=link.name, cause=Status.NO_SPACE.value)
+            link.owed.add(_keys(parts))
 
     def returned(self, batch: CascadeBatch, now: float) -> None:
         """The worker of a store call that was given up has come back: its slots are free."""
@@ -409,7 +443,7 @@ class Cascade:
         # must not take room.
         if link.is_indexed:
             link.evict([key for key in batch.keys if not self._index.has(link.number, key)], now)
-            link.strays.update(dict.fromkeys(self._capacity.being_stored(link, batch.keys)))
+            link.strays.add(self._capacity.being_stored(link, batch.keys))
 
     # ---- what holds a block --------------------------------------------------------------------
 
@@ -423,6 +457,8 @@ class Cascade:
     def _release(self, batch: CascadeBatch) -> None:
         pins = batch.pins
         pins.num_calls -= 1
+        if batch.link.keeps(Arrival.LEAVING):
+            self._capacity.num_leaving -= len(batch.keys)
         if not pins.num_calls and self._host_link is not None:
             for key in pins.keys:
                 self._index.unpin(self._host_link.number, key)
@@ -433,6 +469,5 @@ class Cascade:
     def _write_back(self, blocks: Stretch, slots: list[int]) -> None:
         """Blocks leave the first tier: tiers with ``write: back`` get them now."""
         for link in self._links:
-            if link.config.write is WritePolicy.BACK and link.is_up and link.workers.can_store:
-                parts = [Passing(blocks, slots, is_pinned=False)]
-                self._store_into(link, self._lacking(link, parts), self._now)
+            if link.keeps(Arrival.LEAVING):
+                self._offer(link, [Passing(blocks, slots, is_pinned=False)], self._now)

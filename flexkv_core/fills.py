@@ -316,6 +316,7 @@ class Fills:
             keys, slots, lengths = map(list, zip(*stay, strict=True))
             self._host.publish(keys, slots, lengths)
             self._index.publish(self._host_link.number, keys)
+            self._observers.stored(self._host_link.name, keys, sum(lengths))
         for fill in fills:
             if fill.is_prefetch:
                 self.prefetched.arrived(fill.key, fill.num_tokens, now)
@@ -352,6 +353,7 @@ class Fills:
             link.known.note(key, now, is_there=False)
         elif self._index.has(link.number, key) and not self._index.is_pinned(link.number, key):
             self._index.remove(link.number, [key])
+            self._observers.evicted(link.name, [key])
             is_useless = True  # it may lie there all the same: one that no codec knows is a miss, too
         if is_useless and not link.config.read_only:
             link.evict([key], now)

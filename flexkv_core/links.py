@@ -6,8 +6,10 @@ Threads: the chain's thread only, apart from what ``executor`` and ``wrappers`` 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
 
 from .demands import unmet_demands
 from .executor import Call, Completed, TierWorkers, Verb
@@ -20,8 +22,64 @@ from .wrappers.encoding import stored_bytes
 from .wrappers.stack import Wrapped
 
 _KNOWN_LIMIT = 1_000_000
+_OWED_LIMIT = 100_000
+"""Blocks that a tier missed and values that could not be removed: so many of each are remembered."""
 _TRY_EVERY_S = 10.0
 """A tier whose speed is unknown or bad is given something to load so often, to measure it."""
+
+
+class Arrival(Enum):
+    """How a block comes to a tier."""
+
+    STORED = "stored"
+    """The device has computed it."""
+    PROMOTED = "promoted"
+    """It was loaded from a tier further down."""
+    LEAVING = "leaving"
+    """It leaves the first tier."""
+
+
+_KEEPS = {
+    WritePolicy.THROUGH: {Arrival.STORED, Arrival.PROMOTED},
+    WritePolicy.AROUND: {Arrival.PROMOTED},
+    WritePolicy.BACK: {Arrival.LEAVING},
+    WritePolicy.NEVER: frozenset[Arrival](),
+}
+
+
+class RecentKeys:
+    """A set of keys that forgets the oldest beyond a limit."""
+
+    def __init__(self, limit: int = _OWED_LIMIT) -> None:
+        """No keys."""
+        self._limit = limit
+        self._keys: dict[BlockKey, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        return iter(self._keys)
+
+    def add(self, keys: Iterable[BlockKey]) -> None:
+        """Remember keys."""
+        self._keys.update(dict.fromkeys(keys))
+        for key in list(islice(self._keys, max(0, len(self._keys) - self._limit))):
+            del self._keys[key]
+
+    def take(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
+        """Forget those of the keys that are here, and return them."""
+        found = [key for key in keys if key in self._keys] if self._keys else []
+        for key in found:
+            del self._keys[key]
+        return found
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._keys.clear()
 
 
 class KnownKeys:
@@ -83,6 +141,8 @@ class Link:
             not pinned, so that a slow tier never fills the host pool.
         storing: Keys of stores that are under way.
         strays: Values that should have been removed and could not; tried again when the tier answers.
+        owed: Blocks that should have been stored here and were not; offered again with the next store of
+            their sequence, as far as the first tier still has them.
         leaving: Keys of removals that are under way, and in how many: another thread could remove what is
             stored meanwhile.
     """
@@ -102,7 +162,8 @@ class Link:
     num_loading: int = 0
     next_try: float = float("-inf")
     storing: set[BlockKey] = field(default_factory=set)
-    strays: dict[BlockKey, None] = field(default_factory=dict)
+    strays: RecentKeys = field(default_factory=RecentKeys)
+    owed: RecentKeys = field(default_factory=RecentKeys)
     leaving: Counter[BlockKey] = field(default_factory=Counter)
 
     @property
@@ -141,24 +202,17 @@ class Link:
             return False
         return self.workers.can_load and (self.is_up or self.wrapped.breaker.wants_probe)
 
-    @property
-    def keeps_stores(self) -> bool:
-        """Whether its policies let stores write to it."""
-        return self.config.write is WritePolicy.THROUGH and not self.config.read_only
+    def keeps(self, arrival: Arrival) -> bool:
+        """Whether its policies let a block in that comes this way."""
+        return not self.config.read_only and arrival in _KEEPS[self.config.write]
+
+    def takes(self, arrival: Arrival) -> bool:
+        """Whether such a block is written to it now."""
+        return self.keeps(arrival) and self.is_reachable
 
     @property
-    def takes_stores(self) -> bool:
-        """Whether a store writes to it now."""
-        return self.keeps_stores and self._is_reachable
-
-    @property
-    def takes_promotions(self) -> bool:
-        """Whether a block that comes up from below is written to it now."""
-        allowed = self.config.write in (WritePolicy.THROUGH, WritePolicy.AROUND)
-        return allowed and not self.config.read_only and self._is_reachable
-
-    @property
-    def _is_reachable(self) -> bool:
+    def is_reachable(self) -> bool:
+        """Whether a store has a chance: it is up, or may be probed, and not all threads hang in it."""
         return self.workers.can_store and (self.is_up or self.wrapped.breaker.wants_probe)
 
     def load_begins(self, num_blocks: int, now: float) -> None:

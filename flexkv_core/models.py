@@ -105,8 +105,12 @@ class EvictionConfig(Model):
         le=1,
         description="At least this share of the capacity is freed at once; 0 frees what is needed.",
     )
-    start_threshold: float = Field(
-        1.0, gt=0, le=1, description="Eviction begins at this utilisation; 1.0 waits until the tier is full."
+    start_threshold: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Eviction begins at this utilisation. Default: 1.0, when the tier is full; 0.75 in a "
+        "first tier above one with `write: back`, since its slots come free only when they are written there.",
     )
     hit_reward_s: Seconds = Field(
         0.0, description="LRU: each hit makes a block this much younger, in seconds."

@@ -13,7 +13,7 @@ from .drivers import Observers
 from .host import HostSlots
 from .index import BlockIndex
 from .layout import BlockLayout
-from .links import Link
+from .links import Arrival, Link
 from .metrics import Metrics
 from .receipts import Receipt
 from .transfer import Transfer
@@ -54,7 +54,7 @@ class ChainParts:
     def kept_in(self) -> Link | None:
         """The same, if blocks that are stored stay in it; otherwise its slots are only lent."""
         link = self.host_link
-        return link if link is not None and link.keeps_stores else None
+        return link if link is not None and link.keeps(Arrival.STORED) else None
 
     @property
     def host_capacity_blocks(self) -> int:

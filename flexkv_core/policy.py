@@ -104,7 +104,9 @@ _PLAIN: dict[EvictionPolicy, Callable[[], EvictionOrder]] = {
 }
 
 
-def eviction_amount(config: EvictionConfig, *, used: int, capacity: int, needed: int) -> int:
+def eviction_amount(
+    config: EvictionConfig, *, used: int, capacity: int, needed: int, threshold: float = 1.0
+) -> int:
     """How many blocks to let go so that ``needed`` more fit.
 
     Args:
@@ -112,13 +114,14 @@ def eviction_amount(config: EvictionConfig, *, used: int, capacity: int, needed:
         used: Blocks in the tier.
         capacity: Blocks that fit into it.
         needed: Blocks that want to come in.
+        threshold: The start threshold where ``config`` has none.
 
     Returns:
         The largest of: what is short; what brings utilisation under the start threshold; the
         configured share of the capacity, once anything must go at all.  At most ``used``.
     """
     after = used + needed
-    limit = min(capacity, int(config.start_threshold * capacity))
+    limit = int((config.start_threshold or threshold) * capacity)
     short = after - limit
     if short <= 0:
         return 0

@@ -16,6 +16,7 @@ from .cascade import Cascade, passing
 from .errors import TransferError
 from .jobs import StoreJob, StoreState
 from .keys import BlockChain, BlockKey
+from .links import Arrival
 from .models import WritePolicy
 from .parts import ChainParts
 from .plan import StorePlan, plan_store
@@ -90,8 +91,10 @@ class Stores:
         Returns:
             The store, of the longest part that fits; None where there is nothing to do or no room.
         """
-        if not any(link.takes_stores for link in self._links):
+        if not any(link.takes(Arrival.STORED) for link in self._links):
+            self._cascade.pass_over(chain.hash_to(num_tokens // chain.block_tokens))
             return None
+        self._cascade.mend(chain.hash_to(num_tokens // chain.block_tokens), now)
         plan = plan_store(
             chain,
             num_tokens,
@@ -173,7 +176,7 @@ class Stores:
         if self._kept_in is not None:
             self._cascade.renew(self._kept_in, keys)
             return self._index.missing(self._kept_in.number, keys)
-        takers = [link for link in self._links if link.takes_stores and link is not self._host_link]
+        takers = [link for link in self._links if link.takes(Arrival.STORED) and link is not self._host_link]
         return [
             i
             for i, key in enumerate(keys)
@@ -184,7 +187,7 @@ class Stores:
         """Tiers that keep no tails never have one, and are no reason to copy it again."""
         if self._kept_in is not None or not plan.stretches or not plan.stretches[-1].is_tail:
             return
-        takers = [link for link in self._links if link.takes_stores and link is not self._host_link]
+        takers = [link for link in self._links if link.takes(Arrival.STORED) and link is not self._host_link]
         key = plan.stretches[-1].keys[0]
         if all(self._cascade.has(link, key) for link in takers if link.keeps_tails):
             plan.cut(plan.num_blocks - 1)

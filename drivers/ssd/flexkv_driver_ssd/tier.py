@@ -158,9 +158,7 @@ class SsdTier(Tier):
             status = STATUS_OF.get(exc.errno or 0, Status.UNAVAILABLE)
             return failed(status, f"another slab cannot be made: {exc}")
         if entry is None:
-            line = (
-                "no free slot, and no directory may grow: capacity, min_free or the disk allows no more"
-            )
+            line = "no free slot, and no directory may grow: capacity, min_free or the disk allows no more"
             return failed(Status.NO_SPACE, line)
         try:
             entry.place.slab.write(entry.place.slot, value)
