@@ -110,7 +110,7 @@ class EvictionConfig(Model):
         gt=0,
         le=1,
         description="Eviction begins at this utilisation. Default: 1.0, when the tier is full; 0.75 in a "
-        "first tier above one with `write: back`, since its slots come free only when they are written there.",
+        "first tier above one with `write: back`, whose slots come free only when they are written there.",
     )
     hit_reward_s: Seconds = Field(
         0.0, description="LRU: each hit makes a block this much younger, in seconds."
