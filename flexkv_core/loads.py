@@ -23,7 +23,7 @@ from .plan import LoadPlan, plan_load
 from .receipts import Receipt
 from .stretch import in_a_row
 from .tier import Status
-from .transfer import CopyJob, Fence, HostSpans, Ticket
+from .transfer import CopyJob, Fence, HostSpans, Ticket, begin_copy
 
 
 class Loads:
@@ -200,7 +200,7 @@ class Loads:
         spans = HostSpans(self._host.pool, job.slots, plan.stored_tokens, plan.first, plan.last)
         try:
             copy = CopyJob(job.number, spans, device_slots, fence, job.is_layerwise)
-            job.ticket = self._transfer.load(copy)
+            job.ticket = begin_copy(self._transfer.load, copy)
         except TransferError as exc:
             self._metrics.count("load_failures", tier="device", cause="transfer")
             self._give_up(job, LoadState.FAILED, f"transfer: {exc}", now)

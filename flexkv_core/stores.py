@@ -22,7 +22,7 @@ from .parts import ChainParts
 from .plan import StorePlan, plan_store
 from .receipts import Receipt
 from .stretch import Stretch
-from .transfer import CopyJob, Fence, HostSpans
+from .transfer import CopyJob, Fence, HostSpans, begin_copy
 
 
 class Stores:
@@ -134,7 +134,7 @@ class Stores:
         counts = job.plan.counts
         spans = HostSpans(self._host.pool, job.slots, counts, [0] * len(counts), counts)
         try:
-            job.ticket = self._transfer.store(CopyJob(job.number, spans, device_slots, fence))
+            job.ticket = begin_copy(self._transfer.store, CopyJob(job.number, spans, device_slots, fence))
         except TransferError as exc:
             job.cause = f"transfer: {exc}"
             self._drop(job, StoreState.FAILED, now)

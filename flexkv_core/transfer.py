@@ -16,6 +16,7 @@ a copy; a ticket may be asked from any thread.
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from array import array
@@ -26,6 +27,8 @@ from typing import Any, overload
 from .buffers import HostRegion, Slot, SlotPool
 from .errors import TransferError
 from .layout import BlockLayout
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +271,10 @@ class Transfer(ABC):
 
     @abstractmethod
     def load(self, job: CopyJob) -> Ticket:
-        """Host to device.  Raises TransferError if the job cannot be queued; nothing moves then."""
+        """Host to device.  Raises TransferError if the job cannot be queued; nothing moves then.
+
+        Whatever else it raises means the same, and is logged as a fault of its own.
+        """
 
     @abstractmethod
     def store(self, job: CopyJob) -> Ticket:
@@ -281,3 +287,19 @@ class Transfer(ABC):
     @abstractmethod
     def close(self) -> None:
         """Wait for running copies, which are never aborted; join threads.  May be called twice."""
+
+
+def begin_copy(start: Callable[[CopyJob], Ticket], job: CopyJob) -> Ticket:
+    """Hand ``job`` to a transfer's ``load`` or ``store``.
+
+    Raises:
+        TransferError: it was not taken.  A transfer is foreign code: whatever it raises becomes one, and is
+            logged here if it is none, so that the job ends and lets go of what it holds.
+    """
+    try:
+        return start(job)
+    except TransferError:
+        raise
+    except Exception as exc:
+        logger.exception("[FlexKV] a fault of the transfer: copy %d was not begun", job.number)
+        raise TransferError(f"{type(exc).__name__}: {exc}", job=job.number) from exc

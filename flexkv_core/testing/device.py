@@ -85,7 +85,7 @@ class FakeDevice:
         """Give slots back: their rows are poisoned and their generation rises."""
         for slot in slots:
             if not self._is_taken[slot]:
-                self._violate(f"device slot {slot} freed twice")
+                self.violate(f"device slot {slot} freed twice")
             self._is_taken[slot] = 0
             self.generation[slot] += 1
             for plane, rows in zip(self.layout.planes, self.planes, strict=True):
@@ -163,12 +163,13 @@ class FakeDevice:
 
     def _check(self, slot: int, generation: int, verb: str) -> None:
         if not 0 < slot < self.num_slots or not self._is_taken[slot]:
-            self._violate(f"device slot {slot} {verb} while it is free")
+            self.violate(f"device slot {slot} {verb} while it is free")
         if self.generation[slot] != generation:
-            self._violate(f"device slot {slot} {verb} after it was freed and given away")
+            self.violate(f"device slot {slot} {verb} after it was freed and given away")
         if any(slot in forward.slots for forward in self._forwards):
-            self._violate(f"device slot {slot} {verb} while a forward pass may still write it")
+            self.violate(f"device slot {slot} {verb} while a forward pass may still write it")
 
-    def _violate(self, what: str) -> None:
+    def violate(self, what: str) -> None:
+        """Note that something was done wrong, for ``assert_clean``, and raise DeviceViolation."""
         self.violations.append(what)
         raise DeviceViolation(what)

@@ -120,10 +120,10 @@ class FakeTransfer(Transfer):
 
     def _check_job(self, job: CopyJob) -> None:
         if job.num_tokens != len(job.device_slots) or not job.spans:
-            raise AssertionError(f"copy {job.number}: {job.num_tokens} tokens, {len(job.device_slots)} slots")
+            self.device.violate(f"copy {job.number}: {job.num_tokens} tokens, {len(job.device_slots)} slots")
         for span in job.spans:
             if not 0 <= span.first < span.last <= span.num_tokens <= self.layout.block_tokens:
-                raise AssertionError(f"copy {job.number}: impossible span {span}")
+                self.device.violate(f"copy {job.number}: impossible span {span}")
 
     def _on_progress(self) -> None:
         if not self.manual:

@@ -243,12 +243,19 @@ def test_a_full_tier_is_asked_once_more_and_then_passed_over(broken, error):
 
 
 @pytest.mark.parametrize("phase", ["load", "store"])
-@pytest.mark.parametrize("way", ["refuse", "fail", "fail_late"])
-def test_a_copy_that_fails_is_no_hit_and_leaves_nothing(broken, phase, way):
+@pytest.mark.parametrize("way", ["refuse", "raise", "fail", "fail_late"])
+def test_a_copy_that_fails_is_no_hit_and_leaves_nothing(broken, phase, way, monkeypatch, caplog):
     one = broken(manual=True)
     world = one.world
+
+    def broken_transfer(_job):
+        monkeypatch.undo()
+        raise RuntimeError("a fault of the transfer")
+
     if way == "refuse":
         world.transfer.refuse_next()
+    elif way == "raise":
+        monkeypatch.setattr(world.transfer, phase, broken_transfer)
     else:
         world.transfer.fail_next(after_layers=int(way == "fail_late"))
     if phase == "store":
@@ -260,6 +267,8 @@ def test_a_copy_that_fails_is_no_hit_and_leaves_nothing(broken, phase, way):
     world.settle()
     assert job.state == "failed"
     assert job.cause.startswith("transfer")
+    assert world.count(f"{phase}_failures", tier="device", cause="transfer") == 1
+    assert caplog.text.count("a fault of the transfer: ") == (way == "raise")
     assert world.hit(prompt(3, 2)) == 0
     if phase == "store":
         one.store(prompt(3, 2))
