@@ -280,10 +280,12 @@ class Fills:
         if batch.is_withdrawn:
             end = self._without_wanted(end, batch, now)
         self._unpin(batch.link, batch.pins)
+        batch.call = None
         good: list[Fill] = []
         sizes: list[int] = []
         for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
             del self._fills[fill.key]
+            fill.batch = None  # it is over: what points in a circle would wait for the garbage collector
             if outcome.status is Status.OK:
                 good.append(fill)
                 sizes.append(outcome.num_bytes)

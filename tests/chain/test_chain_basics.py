@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
-from flexkv_core.testing import MemoryTier, context_for, small_layout
+from flexkv_core.testing import Fault, FaultKind, FaultTier, MemoryTier, context_for, small_layout
 from tests.support.chains import World, cpu_tier
 
 LAYOUT = small_layout()
@@ -159,3 +161,40 @@ def test_write_around_fills_a_tier_by_promotion_only():
     assert world.load(first) == len(first)
     assert len(between.medium.values) == 2
     world.close()
+
+
+WORK = {
+    "store": lambda w: w.store(prompt(9, 8 * BLOCK)),
+    "load": lambda w: w.load(prompt(1, 8 * BLOCK)),
+    "failed load": lambda w: (
+        w.chain.links[1].raw.add("load", Fault(FaultKind.RAISE)),
+        w.load(prompt(1, 8 * BLOCK)),
+    ),
+    "prefetch": lambda w: (
+        w.chain.prefetch(
+            w.sequence(prompt(1, 8 * BLOCK)), w.chain.lookup(w.sequence(prompt(1, 8 * BLOCK))), start=0
+        ),
+        w.settle(),
+    ),
+    "reset": lambda w: (w.chain.forget_all(), w.settle()),
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("promote", ["always", "never"])
+def test_nothing_waits_for_the_garbage_collector(work, promote):
+    """Its passes would stop the engine's thread, and what moved bytes keeps buffers meanwhile."""
+    world = World(
+        [(cpu_tier(LAYOUT, 8), {}), (FaultTier(MemoryTier(context_for(LAYOUT))), {"promote": promote})]
+    )
+    world.store(prompt(1, 8 * BLOCK))
+    world.store(prompt(2, 8 * BLOCK))
+    gc.collect()
+    gc.disable()
+    try:
+        WORK[work](world)
+        world.transfer.history.clear()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+        world.close()
