@@ -67,11 +67,11 @@ class TierChain:
         wall_clock: Clock = time.time,
         on_receipt: Callable[[Receipt], None] = lambda _receipt: None,
     ) -> None:
-        """Put opened tiers to work.  The chain closes them.
+        """Put opened tiers to work.  The chain closes them, unless this raises: then they are the caller's.
 
         Raises:
             ConfigError: the tiers' capabilities do not allow this chain, with every reason.
-            HostMemoryError: the staging pool does not fit.
+            HostMemoryError: the staging pool does not fit, or cannot be pinned.
         """
         findings = check_links(config.tiers, [tier.capabilities for tier in tiers])
         findings += check_values(config.tiers, tiers, layout)
@@ -94,9 +94,6 @@ class TierChain:
         self.index = BlockIndex(
             layout.block_tokens, [eviction_order(link.config.eviction) for link in self.links]
         )
-        transfer.register(self.host.region)
-        for link in self.links:
-            link.raw.register(self.host.region)
         self._parts = ChainParts(
             layout=layout,
             links=self.links,
@@ -118,6 +115,23 @@ class TierChain:
         self.stores = Stores(self._parts, self.cascade, config.engine.max_store_tokens)
         self.fills.on_promoted = self.cascade.promoted
         self.cascade.tick(clock())
+        try:
+            self._put_to_work()
+        except BaseException:
+            for link in self.links:
+                link.workers.close()
+            for link in self.links:
+                link.workers.join(time.monotonic() + _CLOSE_AT_LEAST_S)
+            self.host.close()
+            raise
+
+    def _put_to_work(self) -> None:
+        """Last of all: a chain that cannot be made must leave no thread behind."""
+        self._transfer.register(self.host.region)
+        for link in self.links:
+            link.raw.register(self.host.region)
+        for link in self.links:
+            link.workers.start()
 
     def _link(self, number: int, tier: Tier) -> Link:
         config, can = self.config.tiers[number], tier.capabilities
@@ -415,7 +429,10 @@ class TierChain:
         end = time.monotonic() + self.config.engine.shutdown_deadline_s
         if not self.drain(self.config.engine.shutdown_deadline_s):
             logger.warning("[FlexKV] %d jobs were still under way at the end", self.num_under_way)
-        self._transfer.close()
+        try:
+            self._transfer.close()
+        except Exception:  # noqa: BLE001 - foreign code; the tiers must be closed all the same
+            logger.exception("[FlexKV] the transfer failed to close")
         self._take_in(self._completions.drain())
         stuck = [name for link in self.links for name in link.workers.join(end)]
         if stuck:

@@ -178,6 +178,8 @@ class _Lane:
             threading.Thread(target=self._work, name=f"flexkv-{name}-{i}", daemon=True)
             for i in range(threads)
         ]
+
+    def start(self) -> None:
         for thread in self.threads:
             thread.start()
 
@@ -335,7 +337,8 @@ class _Lane:
     def join(self, deadline: float) -> list[str]:
         """Wait for the threads; names of those that did not end (a driver that hangs)."""
         for thread in self.threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, deadline - time.monotonic()))
         return [thread.name for thread in self.threads if thread.is_alive()]
 
 
@@ -353,7 +356,7 @@ class TierWorkers:
         completions: Completions,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Start the threads, ``flexkv-<name>-<lane>-<i>``; without lookup threads lookups go with loads."""
+        """Threads ``flexkv-<name>-<lane>-<i>``, for ``start``; without lookup threads lookups go with loads."""
         self._loads = _Lane(f"{name}-load", tier, load_threads, completions, clock)
         self._stores = _Lane(f"{name}-store", tier, store_threads, completions, clock)
         self._lookups = self._loads
@@ -362,6 +365,11 @@ class TierWorkers:
         self._lanes = list(dict.fromkeys((self._loads, self._stores, self._lookups)))
         self.load_threads = load_threads
         self.store_threads = store_threads
+
+    def start(self) -> None:
+        """Start the threads; what was queued before is begun now."""
+        for lane in self._lanes:
+            lane.start()
 
     def submit(self, call: Call) -> None:
         """Queue a call; its end comes through the completions."""

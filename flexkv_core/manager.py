@@ -151,6 +151,8 @@ class KVManager:
         """Close transfer and tiers.  Blocks, bounded.  May be called twice."""
         if self._chain is not None:
             self._chain.close()
+        else:  # it never came to a chain that would close it
+            self._transfer.close()
         self.sync.close()
 
     # ---- sequences -----------------------------------------------------------------------------

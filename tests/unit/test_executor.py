@@ -40,6 +40,7 @@ class Bench:
             completions=self.completions,
             clock=self.clock,
         )
+        self.workers.start()
         self.values = make_values(LAYOUT, 8)
 
     def call(self, verb=Verb.LOAD, count=1, **kwargs) -> Call:

@@ -41,6 +41,7 @@ def test_a_call_is_open_until_its_message_is_there() -> None:
         "t", tier, load_threads=1, store_threads=1, completions=completions, clock=time.monotonic
     )
     completions.workers = workers
+    workers.start()
     value = make_values(layout, 1)[0]
     workers.submit(Call(Verb.STORE, [value.key], lambda: [value.view]))
     assert len(completions.wait(10.0)) == 1
@@ -73,6 +74,7 @@ def test_nobody_hears_that_a_worker_is_back_before_it_was_given_up() -> None:
     clock, tier = FakeClock(), FaultTier(MemoryTier(context_for(layout)))
     completions = _Held(tier)
     workers = TierWorkers("t", tier, load_threads=1, store_threads=1, completions=completions, clock=clock)
+    workers.start()
     value = make_values(layout, 1)[0]
     tier.add("load", Fault(FaultKind.HANG))
     workers.submit(Call(Verb.LOAD, [value.key], lambda: [value.view], deadline=clock() + 1))
