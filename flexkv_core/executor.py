@@ -356,7 +356,7 @@ class TierWorkers:
         completions: Completions,
         clock: Clock = time.monotonic,
     ) -> None:
-        """Threads ``flexkv-<name>-<lane>-<i>``, for ``start``; without lookup threads lookups go with loads."""
+        """Make threads ``flexkv-<name>-<lane>-<i>``; without any for lookups, these go with loads."""
         self._loads = _Lane(f"{name}-load", tier, load_threads, completions, clock)
         self._stores = _Lane(f"{name}-store", tier, store_threads, completions, clock)
         self._lookups = self._loads
