@@ -37,6 +37,12 @@ class CallGate:
                 if not self._num_running:
                     self._changed.notify_all()
 
+    def after_fork(self) -> None:
+        """In a child: closed, whatever another thread of the parent was at."""
+        self._changed = threading.Condition()
+        self._num_running = 0
+        self._is_closed = True
+
     def close(self) -> bool:
         """Let no call in any more, wait for those that run; tells whether this call was the first."""
         with self._changed:

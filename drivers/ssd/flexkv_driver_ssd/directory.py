@@ -249,6 +249,12 @@ class Directory:
         for slab in self.slabs[:1]:
             slab.check()
 
+    def let_go(self) -> None:
+        """In a child after a fork: close its copies of the parent's files, and take no lock."""
+        for slab in self.slabs:
+            slab.close()
+        self._folder.close()
+
     def close(self) -> None:
         """Close all files and let go of the directory.  May be called twice."""
         for slab in self.slabs:

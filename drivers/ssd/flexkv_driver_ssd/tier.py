@@ -6,13 +6,15 @@ higher sequence number, and frees the old one.  Where a key's slot is stands in 
 but ``load`` and ``store`` touches a slab.
 
 Threads: any.  ``_calls`` counts running calls, for ``close``; everything else that is shared is
-the catalog's, and under its lock.
+the catalog's, and under its lock.  After a fork the tier is the parent's: the child's is closed.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -107,6 +109,7 @@ class SsdTier(Tier):
         self._calls = CallGate(context.name)
         geometry = Geometry(slot_bytes, context.fingerprint, context.identity)
         self._directories, self._catalog = _open(config, num_slots, geometry, context.name)
+        _open_tiers.add(self)
         self._report(config)
 
     def _report(self, config: SsdConfig) -> None:
@@ -221,6 +224,23 @@ class SsdTier(Tier):
         self._catalog.close()
         for directory in self._directories:
             directory.close()
+
+    def after_fork(self) -> None:
+        """In a child: closed.  Slots have one owner, and a child that lives on must not keep the folder."""
+        self._calls.after_fork()
+        for directory in self._directories:
+            directory.let_go()
+
+
+_open_tiers: weakref.WeakSet[SsdTier] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for tier in list(_open_tiers):
+        tier.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _open(

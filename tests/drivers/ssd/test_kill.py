@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+from flexkv_core import TierClosedError
 from flexkv_core.testing import Value, context_for, make_values, small_layout
 from flexkv_driver_ssd.tier import SsdTier
 from tests.support.ssd_disk import disk_bytes, listed, load, served, tier_at
@@ -92,3 +95,49 @@ def test_sigkill_in_mid_store(tmp_path: Path) -> None:
     for kill in range(4):
         sure, at_work = _run_and_kill(tmp_path, SEED + kill, chance.randrange(5, 60))
         _check(tmp_path, sure, at_work)
+
+
+def live_on_in_a_child(root: str) -> None:
+    """In a process that will be killed: leave a child behind, which tries the tier first."""
+    told, end = os.pipe(), os.pipe()
+    tier = _open(Path(root))
+    (value,) = _values(0)[:1]
+    tier.store([value.key], [value.view])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads and fork
+        if os.fork() == 0:
+            os.close(end[1])
+            try:
+                tier.store([value.key], [value.view])
+                os.write(told[1], b"stored\n")
+            except TierClosedError:
+                os.write(told[1], b"closed\n")
+            tier.close()
+            os.read(0, 1)  # until the test ends
+            os._exit(0)
+    os.close(told[1])
+    with os.fdopen(told[0]) as lines:
+        print(next(lines), end="", flush=True)
+    os.read(end[0], 1)  # until it is killed
+
+
+def test_a_child_that_lives_on_holds_nothing(tmp_path: Path) -> None:
+    code = f"from tests.drivers.ssd.test_kill import live_on_in_a_child as f; f({str(tmp_path)!r})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        assert process.stdout.readline() == "closed\n", (
+            "two processes with one tier overwrite each other's slots"
+        )
+        process.kill()
+        process.wait(60)
+        with _open(tmp_path) as tier:
+            assert served(tier, _values(0)[0])
+    finally:
+        process.kill()
+        process.wait(60)
+        process.stdin.close()  # ends the child
+        process.stdout.close()
