@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 _MOST_FDS = 253
 """In one message.  Source: linux, include/net/scm.h, SCM_MAX_FD."""
 
+_SPEAK_S = 5.0
+"""A rank has all that it is to say at hand when it connects; one that is silent keeps the others waiting."""
+
 
 @dataclass(eq=False)
 class RankCounters:
@@ -101,6 +104,8 @@ class CounterListener:
                     break
                 taken = self._take(connection, found, end)
                 if taken is not None:
+                    if taken.rank in found:
+                        found[taken.rank].close()
                     found[taken.rank] = taken
         finally:
             self.close()
@@ -121,13 +126,14 @@ class CounterListener:
         except TimeoutError:
             logger.warning("[FlexKV] Timeout waiting for connection: socket=%s", self.path)
             return None
-        connection.settimeout(max(0.001, end - time.monotonic()))
         return connection
 
     def _take(
         self, connection: socket.socket, found: dict[int, RankCounters], end: float
     ) -> RankCounters | None:
         """One rank's counters, acknowledged; None if it was rejected."""
+        end = min(end, time.monotonic() + _SPEAK_S)
+        connection.settimeout(max(0.001, end - time.monotonic()))
         fds: list[list[int]] = []
         try:
             if not is_own(connection):
@@ -158,7 +164,7 @@ class CounterListener:
             raise _Reject(f"it is rank {rank} of {count}, and {self._num_ranks} are expected")
         if tuple(shape) != self._shape:
             raise _Reject(f"it has (layers, counters) {tuple(shape)}, and {self._shape} are expected")
-        if rank in found:
+        if rank in found and found[rank].is_alive():
             raise _Reject(f"rank {rank} has come already")
         return int(rank)
 

@@ -291,6 +291,42 @@ def test_missing_ranks_are_named_and_nothing_is_kept(
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
+def test_one_that_says_nothing_does_not_keep_the_others_out(
+    folder: Path, counters: LayerCounters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HS-60: the deadline is for ranks that have yet to come, not for one that is there and silent."""
+    monkeypatch.setattr("flexkv_core.layerwise.listener._SPEAK_S", 0.1)
+    _, found, thread = _listen(folder)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(folder / "w.sock"))
+        link = offer_counters(folder / "w.sock", ONLY, counters, deadline_s=3)
+        thread.join()
+        link.close()
+    _close(found)
+
+
+def test_a_rank_that_was_started_again_is_taken_in_place_of_the_dead_one(
+    folder: Path, counters: LayerCounters
+) -> None:
+    """Its first life has closed its end; one that lives is not replaced."""
+    made = CounterListener(folder / "w.sock", 2, LAYERS, 3)
+    found: list[RankCounters] = []
+    thread = threading.Thread(target=lambda: found.extend(made.accept(DEADLINE_S)))
+    thread.start()
+    offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=3).close()
+    again = offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=3)
+    with pytest.raises(SyncError, match="rejected"):
+        offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=3)
+    other = offer_counters(folder / "w.sock", RankId(1, 2), counters, deadline_s=3)
+    thread.join()
+    assert [taken.rank for taken in found] == [0, 1]
+    assert all(taken.is_alive() for taken in found)
+    found[0].signal(0, 0)
+    assert os.eventfd_read(counters.counters[0].descriptors[0]) == 1
+    for end in (again, other, *found):
+        end.close()
+
+
 def test_nobody_listens(folder: Path, counters: LayerCounters) -> None:
     began = time.monotonic()
     with pytest.raises(SyncError, match="no transfer worker listens"):
