@@ -14,7 +14,6 @@ Threads: the scheduler's only.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -190,10 +189,18 @@ class LayerwiseLoads:
         """Whether a load of so many bytes is to be awaited layer by layer, and can be."""
         return self._choice.by_layer(num_bytes) and self._waits.may_open
 
-    def open(self, task: int, ticket: Ticket, key: Any, have: int, node: Any, slots: torch.Tensor) -> None:
-        """From now on passes wait for this load, and its node is locked until its copy has ended."""
+    def open(self, task: int, ticket: Ticket) -> LayerLoad:
+        """From now on passes wait for this load.  Before the tree has its slots: ``hold`` follows then."""
+        return self._waits.open(ticket, task)
+
+    def hold(self, load: LayerLoad, key: Any, have: int, node: Any, slots: torch.Tensor) -> None:
+        """The tree has the slots of an open load: they are locked until its copy has ended."""
         self._tree.inc_lock_ref(node)
-        self._open.append(_Open(self._waits.open(ticket, task), key, have, node, slots))
+        self._open.append(_Open(load, key, have, node, slots))
+
+    def _entry(self, load: LayerLoad) -> _Open | None:
+        """What is held for a load; None where the tree took none of it, so that nothing builds on it."""
+        return next((entry for entry in self._open if entry.load is load), None)
 
     def tick(self) -> None:
         """A pass of the scheduler begins.  Raises as ``settle``."""
@@ -209,7 +216,7 @@ class LayerwiseLoads:
         """
         for load in self._waits.collect():
             self._manager.try_wait([load.task])
-            entry = next((entry for entry in self._open if entry.load is load), None)
+            entry = self._entry(load)
             if entry is None:
                 continue
             self._open.remove(entry)
@@ -260,9 +267,10 @@ class LayerwiseLoads:
             logger.error("[FlexKV] a prefill did not ask for its layers: from now on loads are awaited whole")
             self._choice.take_none()
         for load in self._waits.take_failed():
-            entry = next(entry for entry in self._open if entry.load is load)
-            self._open.remove(entry)
-            self._bury(entry, load.failure)
+            entry = self._entry(load)
+            if entry is not None:
+                self._open.remove(entry)
+                self._bury(entry, load.failure)
         for entry in self._dead:
             for req in batch.reqs:
                 if self._builds_on(req, entry.slots) and compat.abort_request(
@@ -290,7 +298,7 @@ class LayerwiseLoads:
         key = params.key
         if params.req is not None:
             for entry in self._dead:
-                if _shared(key, entry.key) > entry.have:
+                if _reaches_into(key, entry):
                     key = key[: entry.have]
         return params if key is params.key else replace(params, key=key)
 
@@ -299,7 +307,8 @@ class LayerwiseLoads:
 
         Before 0.5.22 SGLang does not ask: a request whose own slots the tree takes for doubles is aborted.
         """
-        return any(_shared(compat.prompt_key(req, up_to), entry.key) > entry.have for entry in self._dead)
+        key = compat.prompt_key(req, up_to) if self._dead else None
+        return any(_reaches_into(key, entry) for entry in self._dead)
 
     def reset(self) -> None:
         """The tree forgets everything; nothing may be moving any more."""
@@ -343,12 +352,11 @@ def has_any(slots: torch.Tensor, of: torch.Tensor) -> bool:
     return bool(torch.isin(slots.to(torch.int64), of).any())
 
 
-def _shared(key: Any, other: Any) -> int:
-    """How many tokens two keys of SGLang begin with alike; 0 in different namespaces."""
+def _reaches_into(key: Any, entry: _Open) -> bool:
+    """Whether a key of SGLang goes on into a span as the span's own does; never from another namespace."""
     for name in ("extra_key", "cache_salt"):
-        if getattr(key, name, None) != getattr(other, name, None):
-            return 0
-    tokens: Sequence[int] = key.raw_token_ids()
-    others: Sequence[int] = other.raw_token_ids()
-    pairs = enumerate(zip(tokens, others, strict=False))
-    return next((at for at, (one, two) in pairs if one != two), min(len(tokens), len(others)))
+        if getattr(key, name, None) != getattr(entry.key, name, None):
+            return False
+    count = entry.have + 1
+    tokens, others = (list(one.raw_token_ids()[:count]) for one in (key, entry.key))
+    return len(tokens) == count and tokens == others
