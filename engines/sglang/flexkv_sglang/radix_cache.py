@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -104,12 +104,10 @@ def _fails_open(default: Any) -> Callable[[_Method], _Method]:
                 return method(self, *args, **kwargs)
             except EngineError:
                 raise
-            except Exception:  # the border to the engine: nothing of ours may end its scheduler
+            except Exception as exc:  # the border to the engine: nothing of ours may end its scheduler
                 if not self.fails_open:
                     raise
-                self.is_broken = True
-                self.connector.manager.metrics.count("adapter_faults", method=method.__name__)
-                logger.exception("[FlexKV] a fault in %s: the cache is off, serving goes on", method.__name__)
+                self._switch_off(method.__name__, exc)
                 return default
 
         return cast("_Method", call)
@@ -179,6 +177,14 @@ class FlexKVRadixCache(SeamRadixCache):
             raise
         self._counter_log = CounterLog(metrics, config.engine.log_counters_s)
         self.connector = FlexKVConnector(manager, config.engine, first_tier=config.tiers[0].name)
+        self._endings = [
+            self._give_up_all,
+            self.connector.poll,
+            self._end_stores,
+            self._end_quarantines,
+            self._end_ordered,
+            self._tick_layers,
+        ]
         self._token_bytes = planes.layout.token_bytes
         try:
             self._await_layers(ctx, planes, transfer, manager)
@@ -223,17 +229,64 @@ class FlexKVRadixCache(SeamRadixCache):
         register_counter(ctx, waits)
         self._layerwise = LayerwiseLoads(self, manager, waits, self._mode)
 
+    # ---- a fault of ours -----------------------------------------------------------------------
+
+    def _switch_off(self, where: str, fault: Exception) -> None:
+        """Nothing is promised or stored any more."""
+        if not self.is_broken:
+            self.is_broken = True
+            logger.error("[FlexKV] a fault in %s: the cache is off, serving goes on", where, exc_info=fault)
+            self.connector.manager.metrics.count("adapter_faults", method=where)
+            self.connector.reset()
+
+    def _wind_up(self) -> None:
+        """The cache is off; what was under way still ends, so that its locks and slots come back.
+
+        A step that fails is left out from then on.
+
+        Raises:
+            EngineError: as a tick of a cache that is on.
+        """
+        if not (self._ordered or self.holds_slots()):
+            return
+        for step in tuple(self._endings):
+            try:
+                step()
+            except EngineError:
+                raise
+            except Exception:  # the other steps may still work
+                self._endings.remove(step)
+                logger.exception("[FlexKV] what was under way cannot be ended in order")
+
     # ---- match and load ------------------------------------------------------------------------
 
     def match_prefix(self, params: Any) -> Any:
         if self._layerwise is not None and self._layerwise.has_dead:
-            params = self._layerwise.visible(params)
+            params = self._visible(params, self._layerwise)
         return super().match_prefix(params)
+
+    def _visible(self, params: Any, layerwise: LayerwiseLoads) -> Any:
+        try:
+            return layerwise.visible(params)
+        except Exception as exc:  # what it would have hidden is not known: the request is given nothing
+            if not self.fails_open:
+                raise
+            self._switch_off("match_prefix", exc)
+            return params if params.req is None else replace(params, key=params.key[:0])
 
     def checkpoint(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         """From 0.5.22: nothing beside dead slots, as for requests that SGLang keeps out of the tree."""
-        if self._layerwise is None or not self._layerwise.keeps_out(req, up_to):
+        if self._layerwise is None or not self._keeps_out(req, up_to, self._layerwise):
             super().checkpoint(req, up_to=up_to, **kwargs)
+
+    def _keeps_out(self, req: Any, up_to: int, layerwise: LayerwiseLoads) -> bool:
+        try:
+            return layerwise.keeps_out(req, up_to)
+        except Exception as exc:  # as a request that is barred from the tree: nobody is given what is there
+            if not self.fails_open:
+                raise
+            self._switch_off("checkpoint", exc)
+            return layerwise.has_dead
 
     @_fails_open(0)
     def on_match(self, handle: RequestHandle, prompt: Prompt, have: int) -> int:
@@ -334,8 +387,8 @@ class FlexKVRadixCache(SeamRadixCache):
         return Loaded(*placed)
 
     def _into_tree(self, handle: RequestHandle, load: _Load) -> tuple[Any, torch.Tensor] | None:
-        del self._loads[handle]
         answer = self.connector.result(load.task)
+        del self._loads[handle]
         slots = load.slots
         placed = None
         ticket = self.connector.manager.ticket(load.task)
@@ -353,7 +406,6 @@ class FlexKVRadixCache(SeamRadixCache):
         self, handle: RequestHandle, load: _Load, ticket: Ticket
     ) -> tuple[Any, torch.Tensor] | None:
         """Its copy runs, and passes wait for each layer: what the tree does not take waits for its end."""
-        del self._loads[handle]
         slots, layerwise = load.slots, self._layerwise
         if slots is None or layerwise is None:
             raise AssertionError("a load that runs by layer has slots")
@@ -362,10 +414,12 @@ class FlexKVRadixCache(SeamRadixCache):
             if len(unused):
                 self._quarantine.append((load.task, unused))
 
+        awaited = layerwise.open(load.task, ticket)  # before anybody can find the slots
         placed = compat.insert_loaded(self, load.key, load.have, slots, set_aside)
+        del self._loads[handle]
         self.dec_lock_ref(load.node)
         if placed is not None:
-            layerwise.open(load.task, ticket, load.key, load.have, placed[0], slots)
+            layerwise.hold(awaited, load.key, load.have, placed[0], slots)
         return placed
 
     def _give_up(self, handle: RequestHandle) -> None:
@@ -378,6 +432,10 @@ class FlexKVRadixCache(SeamRadixCache):
         if load.slots is not None:
             self._quarantine.append((load.task, load.slots))
             self._end_quarantines()
+
+    def _give_up_all(self) -> None:
+        for handle in list(self._loads):
+            self._give_up(handle)
 
     def _end_quarantines(self) -> None:
         manager = self.connector.manager
@@ -448,8 +506,14 @@ class FlexKVRadixCache(SeamRadixCache):
         if timed is not None:
             self.connector.manager.note_prefill(*timed)
 
-    @_fails_open(None)
     def on_tick(self) -> None:
+        if self.is_broken:
+            self._wind_up()
+        else:
+            self._tick()
+
+    @_fails_open(None)
+    def _tick(self) -> None:
         self._ticks += 1
         self.connector.begin_pass()
         self._counter_log.tick()
@@ -459,13 +523,19 @@ class FlexKVRadixCache(SeamRadixCache):
         if self._quarantine:
             self._end_quarantines()
         if self._ordered:
-            self._ordered = [entry for entry in self._ordered if not self._is_delivered(*entry)]
-        if self._layerwise is not None:
-            self._layerwise.tick()
+            self._end_ordered()
+        self._tick_layers()
         if self._loads:
             self._adopt_orphans()
         if self._stores or self._loads or self._quarantine:
             time.sleep(0)  # SGLang's idle loop would keep the interpreter from the threads that copy
+
+    def _end_ordered(self) -> None:
+        self._ordered = [entry for entry in self._ordered if not self._is_delivered(*entry)]
+
+    def _tick_layers(self) -> None:
+        if self._layerwise is not None:
+            self._layerwise.tick()
 
     def _is_delivered(self, task: int, ticket: Ticket | None) -> bool:
         """Whether a copy that the engine was ordered behind has ended.
@@ -483,7 +553,6 @@ class FlexKVRadixCache(SeamRadixCache):
             self._mode.observe(ticket)
         return True
 
-    @_fails_open(None)
     def on_batch_end(self) -> None:
         self.on_tick()
 
@@ -493,8 +562,23 @@ class FlexKVRadixCache(SeamRadixCache):
             self._layerwise.begin_pass(batch)
 
     def on_pass_launched(self, scheduler: Any, batch: Any) -> None:
-        if self._layerwise is not None and not self._layerwise.is_idle:
-            self._layerwise.abort_failed(scheduler, batch)
+        layerwise = self._layerwise
+        if layerwise is None or layerwise.is_idle:
+            return
+        try:
+            layerwise.abort_failed(scheduler, batch)
+        except EngineError:
+            raise
+        except (
+            Exception
+        ) as exc:  # who builds on a load that failed is not known: all of this pass are aborted
+            if not self.fails_open:
+                raise
+            if self.is_broken:
+                raise EngineError("no pass can be told from one that a failed load has spoilt") from exc
+            self._switch_off("on_pass_launched", exc)
+            for req in batch.reqs:
+                compat.abort_request(scheduler, req, "flexkv: a fault while layerwise loads were under way")
 
     def _adopt_orphans(self) -> None:
         """Loads whose request went away without a word: what they brought is the tree's."""
@@ -532,8 +616,7 @@ class FlexKVRadixCache(SeamRadixCache):
     # ---- flush, weights, the end ---------------------------------------------------------------
 
     def may_flush(self) -> bool:
-        for handle in list(self._loads):
-            self._give_up(handle)
+        self._give_up_all()
         end = time.monotonic() + self._engine.shutdown_deadline_s
         while pending := self._copying():
             if not self.connector.wait_over(pending[0], max(0.0, end - time.monotonic())):
@@ -581,8 +664,7 @@ class FlexKVRadixCache(SeamRadixCache):
             )
         self._weights.begins()
         self.connector.manager.metrics.gauge("weights_suspect", 1)
-        for handle in list(self._loads):
-            self._give_up(handle)
+        self._give_up_all()
         self.connector.invalidate()
 
     def on_weights_settled(self, call: str, flush: Callable[[], bool], *, is_ok: bool) -> None:
@@ -617,17 +699,15 @@ class FlexKVRadixCache(SeamRadixCache):
             lora_id,
         )
         self._mixed_adapters.add(lora_id)
-        for handle in list(self._loads):
-            self._give_up(handle)
+        self._give_up_all()
         self.connector.reset()
 
     def on_sleep(self) -> None:
         if not self.may_flush():
-            logger.error("[FlexKV] device memory goes while copies are under way")
+            raise EngineError("device memory is about to go, and a copy to or from it does not end")
 
     def on_shutdown(self) -> None:
-        for handle in list(self._loads):
-            self._give_up(handle)
+        self._give_up_all()
         self._counter_log.log()
         self.connector.shutdown()
         if self._layerwise is not None:

@@ -37,7 +37,6 @@ def test_a_fault_of_ours_ends_the_cache_and_not_the_scheduler(tmp_path, monkeypa
         assert sgl.cache.is_broken
         assert "the cache is off, serving goes on" in caplog.text
         sgl.ask(tokens(2, 50))
-        sgl.is_broken = True  # what was under way at the fault stays as it was
 
 
 def test_an_error_that_means_wrong_answers_is_not_swallowed(tmp_path, monkeypatch):
