@@ -358,5 +358,7 @@ def _reaches_into(key: Any, entry: _Open) -> bool:
         if getattr(key, name, None) != getattr(entry.key, name, None):
             return False
     count = entry.have + 1
-    tokens, others = (list(one.raw_token_ids()[:count]) for one in (key, entry.key))
-    return len(tokens) == count and tokens == others
+    tokens, others = (one.raw_token_ids()[:count] for one in (key, entry.key))
+    if type(tokens) is not type(others):  # an array never equals a list
+        tokens, others = list(tokens), list(others)
+    return len(tokens) == count and bool(tokens == others)
