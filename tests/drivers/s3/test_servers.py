@@ -29,6 +29,7 @@ def round_trip(bucket):
         assert [row.num_bytes for row in outcomes] == sizes
         assert all(view[:size] == value for view, size, value in zip(into, sizes, values, strict=True))
         assert {row.status for row in other.evict(keys)} == {Status.OK}
+        assert other._get_service()._has_bulk_delete, "the server refused the deletion of several at once"
         assert {row.status for row in tier.lookup(keys)} == {Status.MISS}
         assert {row.status for row in tier.load(keys, into)} == {Status.MISS}
         tier.check_health()
