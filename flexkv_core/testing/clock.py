@@ -50,7 +50,7 @@ class FakeClock:
             finally:
                 self._sleepers -= 1
 
-    def wait_for_sleepers(self, count: int, timeout_s: float = 10.0) -> None:
+    def wait_for_sleepers(self, count: int, timeout_s: float = 60.0) -> None:
         """Block until ``count`` threads sleep.  Raises AssertionError on expiry."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._sleepers >= count, timeout_s):

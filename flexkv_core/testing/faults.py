@@ -66,7 +66,7 @@ class FaultTier(Tier):
             self._round += 1
             self._gate.notify_all()
 
-    def wait_hanging(self, count: int = 1, timeout_s: float = 10.0) -> None:
+    def wait_hanging(self, count: int = 1, timeout_s: float = 60.0) -> None:
         """Block until ``count`` calls hang.  Raises AssertionError on expiry."""
         with self._gate:
             if not self._gate.wait_for(lambda: self._hanging >= count, timeout_s):

@@ -490,7 +490,7 @@ class Refusing(MemoryTier):
     def store(self, keys, values):
         if self.refused.isdisjoint(keys):
             return super().store(keys, values)
-        assert self.told.wait(10.0)
+        assert self.told.wait(60.0)
         return [failed(Status.NO_SPACE, "made by the test")] * len(keys)
 
 

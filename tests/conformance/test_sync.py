@@ -31,9 +31,9 @@ class ThreadSync(Sync):
 
     def _gather(self, values):
         self._board[self._rank] = list(values)
-        self._barrier.wait(30)
+        self._barrier.wait(60)
         rows = list(zip(*self._board, strict=True))
-        self._barrier.wait(30)
+        self._barrier.wait(60)
         return rows
 
     def agree_min(self, values):

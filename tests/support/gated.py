@@ -23,7 +23,7 @@ class GatedTier(FaultTier):
         self.hung.discard(name)
 
 
-def wait_until_still(chain: TierChain, deadline_s: float = 20.0) -> None:
+def wait_until_still(chain: TierChain, deadline_s: float = 60.0) -> None:
     """Take messages in until every lane is idle or hangs; lanes must have one thread each."""
     end = time.monotonic() + deadline_s
     while any(_moves(link) for link in chain.links) or not chain._completions.is_empty():

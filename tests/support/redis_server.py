@@ -22,7 +22,7 @@ from redis.retry import Retry
 
 from flexkv_core.cli import _process
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 """Longest wait for a server to do what it does in milliseconds on an idle machine."""
 
 

@@ -21,7 +21,7 @@ from flexkv_core.testing import (
 from flexkv_core.tier import BufferState, Status, TierCapabilities
 
 LAYOUT = small_layout()
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
 
 
 class Bench:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import replace
 
@@ -62,14 +61,23 @@ class Overfull(MemoryTier):
 
 
 class Torn(MemoryTier):
-    """Writes in two halves, and readers see the first."""
+    """Writes in two halves, and readers see the first: each time somebody is waited for who reads it."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.was_read = threading.Event()
+
+    def _load_one(self, key, view):
+        self.was_read.set()
+        return super()._load_one(key, view)
 
     def _store_one(self, key, value):
         old = self.medium.values.get(key, bytes(len(value)))
         half = len(value) // 2
         self.medium.values[key] = bytes(value[:half]) + old[half:]
+        self.was_read.clear()
         self.medium.lock.release()
-        os.sched_yield()
+        self.was_read.wait(0.05)
         self.medium.lock.acquire()
         self.medium.values[key] = bytes(value)
         return Outcome(Status.OK, len(value))
@@ -179,7 +187,7 @@ def test_left_thread_is_found(monkeypatch):
     finally:
         for tier in MADE:
             tier.gate.set()
-            tier.thread.join(10)
+            tier.thread.join(60)
         MADE.clear()
 
 

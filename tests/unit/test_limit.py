@@ -170,7 +170,7 @@ def test_threads_take_turns_without_going_over():
     assert len(inner.medium.values) <= 3
     clock.advance(0.1)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(inner.medium.values) == 4
 
 
@@ -188,5 +188,5 @@ def test_interrupting_ends_what_waits():
     thread = threading.Thread(target=lambda: got.extend(tier.store(KEYS[1:2], [VALUES[1].view])))
     thread.start()
     tier.interrupt()
-    thread.join(10)
+    thread.join(60)
     assert [outcome.status for outcome in got] == [Status.LIMITED]

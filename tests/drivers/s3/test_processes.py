@@ -21,7 +21,7 @@ def in_threads(count, work):
 
     def run(number):
         try:
-            gate.wait(30)
+            gate.wait(60)
             work(number)
         except BaseException as exc:
             errors.append(exc)
@@ -95,7 +95,7 @@ def test_fork_while_other_threads_are_at_work(open_tier):
     finally:
         stop.set()
         for worker in workers:
-            worker.join(30)
+            worker.join(60)
 
 
 def fork_and(work):

@@ -136,7 +136,7 @@ def test_server_that_is_no_s3(open_tier):
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(60)
 
 
 def test_no_keys_anywhere(open_tier, monkeypatch, tmp_path):
