@@ -183,6 +183,8 @@ class LayerWaits:
             began = self._clock()
             look_s = max(0.0, min(_LOOK_S, load.deadline - began))
             if ticket.order_layer(layer, look_s):
+                if ticket.is_layer_ready(layer):
+                    continue
                 load.is_ordered = True  # this stream; another one that reads the layer is ordered in its turn
                 return None
             # Where nothing can be ordered that was answered at once, and the time is left for the bytes.
