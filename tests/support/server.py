@@ -60,14 +60,21 @@ StartServer = Callable[[Setup], AbstractContextManager[ServerProcess]]
 
 
 def starter(logs: Path) -> StartServer:
-    """A function that runs servers whose logs lie in a folder, numbered in order of starting."""
+    """A function that runs servers whose logs lie in a folder, numbered in order of starting.
+
+    They are killed at the end: SGLang takes seconds for an orderly one, so a test asks for it (``stop``)
+    where it is about that.
+    """
 
     @contextmanager
     def start(setup: Setup) -> Iterator[ServerProcess]:
         log = logs / f"server-{len(list(logs.glob('server-*.log')))}.log"
         log.touch()
-        with setup.process(log) as server:
+        server = setup.process(log).start()
+        try:
             yield server
+        finally:
+            server.kill()
 
     return start
 

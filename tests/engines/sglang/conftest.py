@@ -5,13 +5,23 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from flexkv_core.cli._process import ServerProcess
+from tests.engines.sglang.server import (
+    WithoutChain,
+    complaints,
+    flags,
+    prompt,
+    update_weights,
+    verify,
+)
+from tests.engines.sglang.versions import RUNNING, TREES, Imported
 from tests.support.models import write_tiny_model
-from tests.support.server import SHIM, StartServer, starter
+from tests.support.server import SHIM, Setup, StartServer, ask, starter
 
 if not Path("/dev/nvidiactl").exists() and str(SHIM) not in sys.path:
     # Tests of this folder that import sglang themselves do it as the CPU servers do.
@@ -50,17 +60,37 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def other_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with other weights."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "other", "llama", seed=5)
+
+
+@pytest.fixture(scope="session")
 def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny-qwen3", "qwen3")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def imported(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Processes that have imported SGLang, for ``versions.run``: one for each version that is asked for."""
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and "imported" in item.fixturenames:
+            params = item.callspec.params if hasattr(item, "callspec") else {}
+            version = params.get("version", next(iter(TREES)))
+            if version not in RUNNING:
+                RUNNING[version] = Imported(version)
+    yield
+    while RUNNING:
+        RUNNING.popitem()[1].close()
+
+
+@pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
     """Starts servers; their logs stay in the run's temporary folder."""
     return starter(tmp_path_factory.mktemp("servers"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def write_chain(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Writes a chain file, host memory before a disk folder of its own."""
 
@@ -71,3 +101,33 @@ def write_chain(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return file
 
     return write
+
+
+@pytest.fixture(scope="session")
+def without_chain(
+    start_server: StartServer, tiny_llama: Path, other_llama: Path, tmp_path_factory: pytest.TempPathFactory
+) -> WithoutChain:
+    file = tmp_path_factory.mktemp("baseline") / "baseline.json"
+    prompts = [prompt(100, seed=71), prompt(130, seed=72), prompt(90, seed=73)]
+    with start_server(Setup(tiny_llama)) as plain:
+        assert verify(plain, "baseline", file).returncode == 0
+        verified = verify(plain, "test", file)
+        assert update_weights(plain, other_llama)
+        return WithoutChain(file, verified, prompts, [ask(plain, tokens) for tokens in prompts])
+
+
+@pytest.fixture(scope="session")
+def chained(
+    without_chain: WithoutChain,
+    start_server: StartServer,
+    tiny_llama: Path,
+    write_chain: Callable[..., Path],
+) -> Iterator[ServerProcess]:
+    """The server that most is asked of: page size 1, host before disk, weights of ``tiny_llama``.
+
+    Several files share it, so a test uses prompts of its own, and puts back what it changes.
+    """
+    setup = Setup(tiny_llama, flags(write_chain(), "--sleep-on-idle"))
+    with start_server(setup) as running:
+        yield running
+        assert complaints(running) == []

@@ -20,18 +20,18 @@ configuration_auto.CONFIG_MAPPING.register = lambda key, value, exist_ok=False: 
     key, value, exist_ok=True
 )
 
-from sglang.srt.managers.schedule_batch import Req  # noqa: E402 - after the patch above
-from sglang.srt.mem_cache import common  # noqa: E402
-from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator  # noqa: E402
-from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchPrefixParams  # noqa: E402
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
-from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
-from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
-from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler  # noqa: E402
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache import common
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams, MatchPrefixParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from flexkv_sglang import compat  # noqa: E402
-from flexkv_sglang.seam_cache import Loaded, RetryLater, SeamRadixCache, Verdict  # noqa: E402
+from flexkv_sglang import compat
+from flexkv_sglang.seam_cache import Loaded, RetryLater, SeamRadixCache, Verdict
 
 SIZE = 512
 

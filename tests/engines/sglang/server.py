@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import struct
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from flexkv_core.cli._process import ServerProcess
 from flexkv_core.cli._serving import Answer
 from tests.support.models import VOCABULARY
 from tests.support.server import ask
+from tests.support.ssd_disk import spots
 
 READY = "[FlexKV] Connector ready"
 SIGNS = (
@@ -26,6 +31,7 @@ SIGNS = (
     "Failed to apply hooks",
 )
 FLAGS = ("--radix-cache-backend", "flexkv")
+LAYERWISE = {"FLEXKV_ENABLE_LAYERWISE_TRANSFER": "1"}
 
 
 def flags(chain: Path, *more: str) -> list[str]:
@@ -57,7 +63,25 @@ def post(server: ServerProcess, path: str, **body: object) -> dict[str, Any]:
             return dict(json.loads(exc.read()))
 
 
-def wait_for(is_so: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
+def update_weights(server: ServerProcess, folder: Path, **fields: object) -> bool:
+    """Have it load other weights from a folder; whether it says that it did."""
+    return bool(post(server, "/update_weights_from_disk", model_path=str(folder), **fields)["success"])
+
+
+def verify(server: ServerProcess, phase: str, file: Path) -> subprocess.CompletedProcess[str]:
+    """``flexkv verify`` of a server: ``baseline`` writes the file, ``test`` compares with it."""
+    host = server.client.base_url.removeprefix("http://")
+    command = ["verify", "--host", host, "--phase", phase, "--baseline-file", str(file)]
+    return subprocess.run(
+        [str(Path(sys.prefix) / "bin" / "flexkv"), *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def wait_for(is_so: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
     """Try again until it is so."""
     until = time.monotonic() + deadline_s
     while not is_so():
@@ -65,20 +89,16 @@ def wait_for(is_so: Callable[[], bool], what: str, deadline_s: float = 20.0) -> 
         time.sleep(0.1)
 
 
-def wait_until_steady(folder: Path, deadline_s: float = 20.0) -> None:
-    """Wait until nothing has been written below a folder for half a second."""
-    until, quiet, before = time.monotonic() + deadline_s, 0, None
-    while quiet < 10:
-        assert time.monotonic() < until, f"{folder} is still being written"
-        now = sorted((str(file), file.stat().st_blocks, file.stat().st_mtime_ns) for file in _files(folder))
-        quiet = quiet + 1 if now == before and now else 0
-        before = now
-        time.sleep(0.05)
+def wait_for_blocks(disk: Path, count: int) -> None:
+    """Wait until so many blocks can be read from a disk tier's folder, whoever has it open."""
 
+    def are_there() -> bool:
+        try:
+            return len(spots(disk)) >= count
+        except (OSError, struct.error):  # a file that is just being made
+            return False
 
-def _files(folder: Path) -> list[Path]:
-    """Files that still exist once they are looked at."""
-    return [file for file in folder.rglob("*") if file.is_file()]
+    wait_for(are_there, f"{count} blocks on the disk")
 
 
 def complaints(server: ServerProcess) -> list[str]:
@@ -87,3 +107,20 @@ def complaints(server: ServerProcess) -> list[str]:
     return [
         "\n".join(lines[n : n + 25]) for n, line in enumerate(lines) if any(sign in line for sign in SIGNS)
     ]
+
+
+@dataclass(frozen=True)
+class WithoutChain:
+    """What a server without the chain says; it has ended.
+
+    Attributes:
+        baseline: The file of ``flexkv verify --phase baseline``.
+        verified: How ``flexkv verify --phase test`` ended on that same server.
+        prompts: Prompts, and
+        answers: what it answers them with the other weights.
+    """
+
+    baseline: Path
+    verified: subprocess.CompletedProcess[str]
+    prompts: list[list[int]]
+    answers: list[Answer]

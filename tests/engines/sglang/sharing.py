@@ -24,8 +24,8 @@ tiers:
     options: {options}
     breaker_failures: 2
     breaker_reset_s: 0.5
-    load_deadline_s: 5
-engine: {{lookup_wait_s: 5}}
+    load_deadline_s: 30
+engine: {{lookup_wait_s: 30}}
 """
 
 

@@ -306,6 +306,7 @@ def _tokens(first: int, count: int) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize(("version", "page"), [(v, p) for v in TREES for p in (1, 16)])
 def test_one_behaviour_over_all_versions(version: str, page: int) -> None:
     out = run(version, "seam_scenario.py", str(page))
@@ -347,6 +348,7 @@ def test_one_behaviour_over_all_versions(version: str, page: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("version", TREES)
 def test_hooks_on_the_real_scheduler(version: str) -> None:
     out = run(version, "hooks_scenario.py")

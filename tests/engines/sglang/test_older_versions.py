@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from tests.engines.sglang.versions import TREES, run_raw
+from tests.engines.sglang.versions import TREES, run_script
 
 OLDER = list(TREES)[1:]
 PARTS = {
@@ -27,6 +27,7 @@ PARTS = {
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("imported"),
     pytest.mark.skipif(not OLDER, reason="no other sglang is installed (make setup)"),
 ]
 
@@ -36,7 +37,8 @@ pytestmark = [
 def test_the_scheduler_model_over(version: str, part: str) -> None:
     files, chosen, at_least = PARTS[part]
     args = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-k", chosen]
-    done = run_raw(version, [*args, *(f"tests/engines/sglang/{file}" for file in files)], 600)
+    args += ["-W", "ignore:Module already imported"]  # SGLang is, and with it a plug-in of pytest's
+    done = run_script(version, [*args, *(f"tests/engines/sglang/{file}" for file in files)], 600)
     assert done.returncode == 0, done.stdout[-6000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from flexkv_sglang import register
-from tests.engines.sglang.versions import HERE, TREES, run, run_raw
+from tests.engines.sglang.versions import HERE, TREES, run, run_script
 
 pytestmark = [
     pytest.mark.skipif(not TREES, reason="sglang is not installed (make setup)"),
     pytest.mark.slow,
+    pytest.mark.usefixtures("imported"),
 ]
 SCRIPT = "register_scenario.py"
 NEWEST = next(iter(TREES), "")
@@ -80,7 +81,7 @@ def test_the_built_in_integration_does_not_win() -> None:
 
 
 def test_a_broken_plugin_that_is_asked_for_ends_the_start() -> None:
-    done = run_raw(NEWEST, [str(HERE / SCRIPT), "broken", "--radix-cache-backend", "flexkv"])
+    done = run_script(NEWEST, [str(HERE / SCRIPT), "broken", "--radix-cache-backend", "flexkv"])
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "flexkv was asked for and cannot be used: registry is gone"
 

@@ -9,28 +9,19 @@ from pathlib import Path
 import pytest
 
 from flexkv_core.cli._process import ServerProcess
-from tests.engines.sglang.server import READY, ask_after_flush, complaints, flags, prompt
-from tests.engines.sglang.test_server_verify import verify
-from tests.support.server import OLDER, Setup, StartServer, ask
+from tests.engines.sglang.server import (
+    LAYERWISE,
+    READY,
+    WithoutChain,
+    ask_after_flush,
+    complaints,
+    flags,
+    prompt,
+    verify,
+)
+from tests.support.server import Setup, StartServer, ask
 
 pytestmark = pytest.mark.server
-
-SWITCH = {"FLEXKV_ENABLE_LAYERWISE_TRANSFER": "1"}
-
-
-@pytest.fixture(scope="module")
-def baseline(
-    start_server: StartServer, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[int], Path]:
-    """What a server without the chain says, for a page size."""
-
-    def ask_plain(page: int) -> Path:
-        file = tmp_path_factory.mktemp("baseline") / "baseline.json"
-        with start_server(Setup(tiny_llama, ["--page-size", str(page)])) as plain:
-            assert verify(plain, "baseline", file).returncode == 0
-        return file
-
-    return ask_plain
 
 
 @pytest.fixture(scope="module", params=[1, 64], ids=["page 1", "page 64"])
@@ -43,7 +34,7 @@ def server(
     start_server: StartServer, tiny_llama: Path, write_chain: Callable[..., Path], page: int
 ) -> Iterator[ServerProcess]:
     options = ["--page-size", str(page), "--chunked-prefill-size", "128"]
-    setup = Setup(tiny_llama, flags(write_chain(), *options), SWITCH)
+    setup = Setup(tiny_llama, flags(write_chain(), *options), LAYERWISE)
     with start_server(setup) as running:
         yield running
         assert complaints(running) == []
@@ -80,24 +71,9 @@ def test_several_loads_at_once(server: ServerProcess, page: int) -> None:
     )
 
 
-def test_verify(server: ServerProcess, page: int, baseline: Callable[[int], Path]) -> None:
+def test_verify(server: ServerProcess, page: int, without_chain: WithoutChain) -> None:
     """R155 in IP mode: tokens are those of a server without the chain, and there are hits."""
-    file = baseline(page)
-    found = verify(server, "test", file)
+    found = verify(server, "test", without_chain.baseline)
     assert "Total mismatches: 0" in found.stdout, found.stdout + found.stderr
     if page == 1:  # the prompts of verify are shorter than a page of 64
         assert found.returncode == 0, found.stdout + found.stderr
-
-
-def test_an_older_sglang(
-    start_server: StartServer, tiny_llama: Path, write_chain: Callable[..., Path]
-) -> None:
-    setup = Setup(tiny_llama, flags(write_chain()), SWITCH, version=OLDER)
-    with start_server(setup) as older:
-        tokens = prompt(200, seed=5)
-        fresh = ask(older, tokens)
-        again = ask_after_flush(older, tokens)
-        assert again.output_ids == fresh.output_ids
-        assert again.tier_tokens == 199
-        assert complaints(older) == []
-        assert "LAYERWISE transfer request:" in older.log_text()

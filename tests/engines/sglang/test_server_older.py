@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.engines.sglang.server import ask_after_flush, complaints, flags, prompt
+from tests.engines.sglang.server import LAYERWISE, ask_after_flush, complaints, flags, prompt
 from tests.support.server import OLDER, Setup, StartServer, ask, older_sglang
 
 pytestmark = [
@@ -17,6 +18,7 @@ pytestmark = [
 
 
 def test_host_and_disk(start_server: StartServer, tiny_llama: Path, write_chain: Callable[..., Path]) -> None:
+    """And, after the restart, layer by layer."""
     setup = Setup(tiny_llama, flags(write_chain()), version=OLDER)
     tokens = prompt(150, seed=1)
     with start_server(setup) as first:
@@ -28,8 +30,12 @@ def test_host_and_disk(start_server: StartServer, tiny_llama: Path, write_chain:
         assert other.cached_tokens == 0
         first.stop()
         assert complaints(first) == []
-    with start_server(setup) as second:
+    with start_server(replace(setup, environment=LAYERWISE)) as second:
         warm = ask(second, tokens)
         assert warm.by_tier == {"device": 0, "host": 0, "storage": 149}
+        promoted = ask_after_flush(second, tokens)
+        assert promoted.by_tier == {"device": 0, "host": 149}
+        assert promoted.output_ids == warm.output_ids
+        assert "LAYERWISE transfer request:" in second.log_text()
         assert complaints(second) == []
     assert fresh.output_ids == host.output_ids == other.output_ids == warm.output_ids

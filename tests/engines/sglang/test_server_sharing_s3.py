@@ -1,9 +1,10 @@
-"""Two real SGLang servers over one bucket, on moto's server and (slow) on Ceph's gateway."""
+"""Two real SGLang servers over one bucket: on Ceph's gateway, or, where that is not installed, on moto's."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,8 @@ from tests.engines.sglang.sharing import (
     check_writers_of_one_block_do_no_harm,
     two_servers,
 )
-from tests.support.ceph_rgw import ceph_gateway
+from tests.support.ceph_rgw import missing_programs
 from tests.support.s3_client import KEYS, Bucket, make_client
-from tests.support.s3_moto import MotoServer
 from tests.support.server import StartServer
 
 pytestmark = pytest.mark.server
@@ -29,16 +29,15 @@ OPTIONS = (
 )
 
 
-@pytest.fixture(scope="module", params=["moto", pytest.param("ceph", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module")
 def store(request: pytest.FixtureRequest) -> Iterator[SharedStore]:
-    with ExitStack() as stack:
-        if request.param == "moto":
-            endpoint, keys = stack.enter_context(closing(MotoServer())).endpoint, KEYS
-        else:
-            gateway = stack.enter_context(ceph_gateway())
-            endpoint, keys = gateway.endpoint, (gateway.access, gateway.secret)
-        client = stack.enter_context(closing(make_client(endpoint, keys)))
-        bucket = Bucket(endpoint, "shared-blocks", client, keys).create()
+    if missing_programs():
+        endpoint, keys = request.getfixturevalue("moto").endpoint, KEYS
+    else:
+        gateway = request.getfixturevalue("ceph")
+        endpoint, keys = gateway.endpoint, (gateway.access, gateway.secret)
+    with closing(make_client(endpoint, keys)) as client:
+        bucket = Bucket(endpoint, f"shared-{uuid.uuid4().hex}", client, keys).create()
         options = OPTIONS.format(bucket=bucket.name, endpoint=endpoint, key_id=keys[0], secret=keys[1])
         yield SharedStore("s3", options, lambda: len(bucket.names("/blocks/")))
 

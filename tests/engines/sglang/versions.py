@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,32 +37,78 @@ def trees() -> dict[str, Path]:
 TREES = trees()
 
 
-def run(version: str, script: str, *args: str, timeout_s: float = 240) -> Any:
-    """Run a script of this folder under a version; what its last line of JSON says.
+class Imported:
+    """A process that has imported a version, and runs scripts in forks of itself (``imported.py``)."""
 
-    An import of SGLang takes five seconds on an idle machine.
-    """
-    done = run_raw(version, [str(HERE / script), *args], timeout_s)
+    def __init__(self, version: str) -> None:
+        """Start it, without waiting."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(HERE / "imported.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(version),
+            start_new_session=True,
+        )
+
+    def run(self, version: str, args: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """``python ARGS`` in a child."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {"args": args, "env": _environment(version), "cwd": os.getcwd()}
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._process.stdin.flush()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            assert selector.select(timeout_s), f"not within {timeout_s:.0f} s: {args}"
+        answer = json.loads(self._process.stdout.readline())
+        return subprocess.CompletedProcess(args, answer["rc"], answer["out"], answer["err"])
+
+    def close(self) -> None:
+        """End it, and what it may be running."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+RUNNING: dict[str, Imported] = {}
+"""By version; the fixture ``imported`` fills it."""
+
+
+def run(version: str, script: str, *args: str, timeout_s: float = 400) -> Any:
+    """Run a script of this folder under a version; what its last line of JSON says."""
+    done = run_script(version, [str(HERE / script), *args], timeout_s)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_raw(version: str, args: list[str], timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
-    """Run python under a version."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(
-            [str(SHIM), str(TREES[version]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        ),
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
+def run_script(version: str, args: list[str], timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
+    """Run ``python ARGS`` under a version, SGLang already imported where the fixture ``imported`` is used."""
+    if version in RUNNING:
+        return RUNNING[version].run(version, args, timeout_s)
+    return run_raw(version, args, timeout_s)
+
+
+def run_raw(version: str, args: list[str], timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
+    """Run a fresh python under a version."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", *args],
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        env=environment,
+        env=_environment(version),
         check=False,
     )
+
+
+def _environment(version: str) -> dict[str, str]:
+    paths = [str(SHIM), str(TREES[version]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
