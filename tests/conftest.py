@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from flexkv_core.testing.leaks import Snapshot
 from tests.support.ceph_rgw import Gateway, ceph_gateway
+from tests.support.packages import ROOT, pip
 from tests.support.s3_moto import MotoServer
 
 LEAK_DEADLINE_S = 30.0
@@ -100,3 +101,12 @@ def ceph() -> Iterator[Gateway]:
     """Ceph's S3 gateway, which takes many seconds to start; whoever uses it makes a bucket of its own."""
     with ceph_gateway() as gateway:
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This project's wheel, built once."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--wheel-dir", str(folder), str(ROOT))
+    (path,) = folder.glob("*.whl")
+    return path

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.packages import ROOT, install, python
 
 PROJECT = """\
 [build-system]
@@ -49,38 +46,16 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_driver_as_a_distribution_of_its_own(name, tmp_path):
-    if subprocess.run(
-        [sys.executable, "-c", "import hatchling"], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("hatchling is not installed, and these tests use no network")
     source, site = tmp_path / "source", tmp_path / "site"
     shutil.copytree(ROOT / "drivers" / name, source, ignore=shutil.ignore_patterns("__pycache__"))
     (source / "pyproject.toml").write_text(PROJECT.format(name=name))
     assert len(PROJECT.splitlines()) <= 13
-    run(
-        *("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"),
-        *("--no-build-isolation", "--target", str(site), str(source)),
-        cwd=tmp_path,
-    )
+    install(source, site)
     (tmp_path / "test_alone.py").write_text(TEST.format(name=name, site=str(site), options=OPTIONS[name]))
-    told = run(
+    told = python(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "--rootdir", str(tmp_path)),
         str(tmp_path / "test_alone.py"),
         cwd=tmp_path,
         path=f"{site}{os.pathsep}{ROOT}",
     )
     assert "passed" in told
-
-
-def run(*arguments: str, cwd: Path, path: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        cwd=cwd,
-        env=dict(os.environ, PYTHONPATH=path),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-4000:]
-    return done.stdout

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import zipfile
 from configparser import ConfigParser
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.packages import ROOT, install, python
+
 MOST_BYTES = 600_000
 """Sources only, as text: what is larger carries something that does not belong there."""
 
 pytestmark = pytest.mark.slow
-
-
-def pip(*arguments: str, env: dict[str, str] | None = None) -> None:
-    """Run pip without network, build isolation or dependencies: hatchling must be installed."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
-    options = ["--no-index", "--no-deps", "--no-build-isolation", "--quiet"]
-    done = subprocess.run(
-        command[:5] + options + command[5:],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=env or dict(os.environ),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    if subprocess.run(
-        [sys.executable, "-c", "import hatchling"], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("hatchling is not installed, and these tests use no network")
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", str(ROOT), "--wheel-dir", str(folder))
-    (path,) = folder.glob("*.whl")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -93,21 +63,11 @@ def test_licence_is_in(names):
 
 
 def test_installed_wheel_works_away_from_the_tree(wheel, tmp_path):
-    pip("install", str(wheel), "--target", str(tmp_path / "site"))
+    site = install(wheel, tmp_path / "site")
     code = (
         "import flexkv_core, flexkv_core.drivers as d\n"
         f"assert flexkv_core.__file__.startswith({str(tmp_path)!r}), flexkv_core.__file__\n"
         "from flexkv_core.testing import TierTests\n"
         "print(d.find_driver('cpu')[1].provider)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env=dict(os.environ, PYTHONPATH=str(tmp_path / "site")),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("flexkv-core ")
+    assert python("-c", code, cwd=tmp_path, path=str(site)).startswith("flexkv-core ")

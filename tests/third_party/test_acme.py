@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.packages import ROOT, install, python
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 
 pytestmark = pytest.mark.slow
 
@@ -19,34 +18,13 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """The package's source away from the tree, and the folder that it is installed in."""
-    if subprocess.run(
-        [sys.executable, "-c", "import hatchling"], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("hatchling is not installed, and these tests use no network")
     source = tmp_path_factory.mktemp("acme") / "source"
     shutil.copytree(HERE / "flexkv_driver_acme", source, ignore=shutil.ignore_patterns("__pycache__"))
-    target = source.parent / "site"
-    run(
-        *("-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"),
-        *("--no-build-isolation", "--target", str(target), str(source)),
-        site=None,
-    )
-    return source, target
+    return source, install(source, source.parent / "site")
 
 
-def run(*arguments: str, site: Path | None, cwd: Path | None = None) -> str:
-    path = os.pathsep.join([str(site), str(ROOT)]) if site else os.environ.get("PYTHONPATH", "")
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        cwd=cwd,
-        env=dict(os.environ, PYTHONPATH=path),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-4000:]
-    return done.stdout
+def run(*arguments: str, site: Path, cwd: Path | None = None) -> str:
+    return python(*arguments, cwd=cwd, path=os.pathsep.join([str(site), str(ROOT)]))
 
 
 def test_it_is_found_with_its_distribution_and_version(installed):
