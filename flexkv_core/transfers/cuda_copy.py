@@ -9,8 +9,8 @@ hears of it.
 Threads: the engine's thread queues, takes fences, and submits a copy's first pieces itself where
 nothing is queued before it.  A worker for each direction (``flexkv-copy-<n>-load``, ``-store``)
 submits the rest; whoever submits has the direction's lane (streams, ring) to itself.  Two waiters
-(``-loads``, ``-stores``) wait for events and finish tickets.  ``_chunks`` and ``_bounds`` are
-replaced, never changed.
+(``-loads``, ``-stores``) wait for events and finish tickets.  ``_chunks``, ``_bounds``
+and ``_are_pinned`` are replaced, never changed.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class CudaTransfer(QueuedTransfer):
         self._streams: Streams = streams or (lambda: [torch.cuda.current_stream(device)])
         self._metrics = metrics or Metrics()
         self._chunks: dict[int, Int64 | None] = {}
+        self._are_pinned = True
         self._bounds = np.empty(0, dtype=np.int64)
         self._gpu.bind()
         self._ways = {is_load: self._open_way(is_load, number) for is_load in (True, False)}
@@ -112,10 +113,11 @@ class CudaTransfer(QueuedTransfer):
             unpin_chunks(self._gpu, [] if starts is None else starts.tolist())
             raise
         self._know({**self._chunks, region.address: starts})
-        self._metrics.gauge("host_pinned", float(all(known is not None for known in self._chunks.values())))
+        self._metrics.gauge("host_pinned", float(self._are_pinned))
 
     def _know(self, chunks: dict[int, Int64 | None]) -> None:
         """Which regions there are, and where their pinned chunks begin."""
+        self._are_pinned = all(starts is not None for starts in chunks.values())
         known = [starts for starts in chunks.values() if starts is not None]
         self._chunks = chunks
         self._bounds = np.sort(np.concatenate([np.empty(0, np.int64), *known]))
@@ -240,6 +242,8 @@ class CudaTransfer(QueuedTransfer):
     def _may_submit(self, copy: Copy) -> bool:
         way = self._ways[copy.is_load]
         job = copy.ticket.job
+        if not self._are_pinned:  # the driver copies pageable memory while it is called
+            return False
         # Pieces of a long layerwise load are hundreds of copies each, which take their time to submit.
         if job.layerwise and len(job.spans) > _MOST_LAYERWISE:
             return False

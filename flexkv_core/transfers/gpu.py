@@ -83,8 +83,8 @@ class Table(Memory, Protocol):
 class Gpu(ABC):
     """One device.  Every method may raise; what was queued before stays queued.
 
-    ``may_block`` says that much is queued already: a call may then have to wait until the device
-    has worked some of it off, and lets other threads of the interpreter run meanwhile.
+    ``may_block`` says that much is queued already, or host memory is not pinned: a call may then have to wait
+    until the device has worked some of it off, and lets other threads of the interpreter run meanwhile.
     """
 
     @abstractmethod

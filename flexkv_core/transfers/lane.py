@@ -207,6 +207,7 @@ class Lane:
     def _copy(self, job: DeviceJob, piece: Piece, place: int, *, may_block: bool) -> None:
         """The engine's half of a staged piece: between host and ring."""
         table = job.table
+        may_block = may_block or not table.is_pinned
         if (
             piece.last_span - piece.first_span == 1
             and piece.last_span <= table.num_whole

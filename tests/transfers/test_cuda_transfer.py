@@ -583,7 +583,7 @@ def test_a_region_that_cannot_be_pinned_is_rolled_back_and_refused(unpinnable: S
 
 
 def test_without_pinning_all_goes_through_the_ring(
-    unpinnable: SimulatedGpu, caplog: pytest.LogCaptureFixture
+    unpinnable: SimulatedGpu, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = LAYOUTS["unequal"]
     unpinnable.most_pins = 0
@@ -599,8 +599,22 @@ def test_without_pinning_all_goes_through_the_ring(
     bench.transfer.register(bench.region)
     assert "not pinned" in caplog.text
     assert bench.metrics.snapshot()["host_pinned"] == 0
+    seen: set[tuple[str, bool]] = set()
+
+    def watched(plain: Any) -> Any:
+        def call(*args: Any, may_block: bool, **more: Any) -> None:
+            seen.add((threading.current_thread().name, may_block))
+            plain(*args, may_block=may_block, **more)
+
+        return call
+
+    for name in ("copy", "copy_run"):
+        monkeypatch.setattr(unpinnable, name, watched(getattr(unpinnable, name)))
     round_trip(bench, random.Random(SEED), 10, layerwise=False)
     assert "direct" not in unpinnable.log
+    # The driver copies pageable memory while it is called: never on the engine's thread, and never with the
+    # interpreter's lock.
+    assert seen == {("flexkv-copy-0-load", True), ("flexkv-copy-0-store", True)}
     bench.transfer.close()
     del bench.pool
     bench.region.close()
