@@ -157,19 +157,20 @@ class Way:
             if fault is None and unchecked is not None and self._gpu.word(unchecked, job.table.fault_at):
                 why = "device slots beyond the pool; their rows did not move"
                 error = TransferError(f"copy {number}: {why}", job=number)
-            if fault is None and job.opened is not None:
-                alone = job.opened.elapsed_time(last) / 1e3
-                ticket.pace = self._pace(ticket.num_bytes, seconds, alone, is_staged=job.is_staged)
         except Exception as late:  # noqa: BLE001 - the device failed now: so did the copy
             fault = late
         if fault is not None:
             error = TransferError(f"copy {number} failed on the device: {fault!r}", job=number)
             error.__cause__ = fault
+        if error is None and job.opened is not None:
+            ticket.pace = self._pace(ticket.num_bytes, seconds, (job.opened, last), is_staged=job.is_staged)
         self.lane.finish(job)
         ticket.finish(seconds, error)
         self._leave(num_bytes)
 
-    def _pace(self, num_bytes: int, seconds: float, alone: float, *, is_staged: bool) -> tuple[int, float]:
+    def _pace(
+        self, num_bytes: int, seconds: float, between: tuple[Event, Event], *, is_staged: bool
+    ) -> tuple[int, float]:
         """A load's speed without its wait for passes and loads before it.
 
         While it waits the copy engine fills the ring: what may have crossed the link by then is left out.
@@ -177,9 +178,13 @@ class Way:
         Args:
             num_bytes: Of the load.
             seconds: From its submission to its end.
-            alone: Of these, those in which its pages could be written.
+            between: The events between which its pages could be written.
             is_staged: Whether it went through the ring.
         """
+        try:
+            alone = between[0].elapsed_time(between[1]) / 1e3
+        except RuntimeError:  # the copy is well: its own event has said so
+            return 0, 0.0
         if seconds - alone <= _SHORT * seconds:
             return num_bytes, seconds
         return max(0, num_bytes - self.lane.ring_bytes * is_staged), alone

@@ -22,7 +22,7 @@ from flexkv_core.metrics import Metrics
 from flexkv_core.transfer import BlockSpan, Fence, HostSpans, Ticket
 from flexkv_core.transfers.cuda_copy import CudaCopyConfig, CudaTransfer
 from flexkv_core.transfers.gpu import PinError
-from tests.support.simulated_gpu import SimulatedGpu, SimulatedStream
+from tests.support.simulated_gpu import SimulatedEvent, SimulatedGpu, SimulatedStream
 from tests.support.transfer_pools import (
     DEADLINE_S,
     LAYOUTS,
@@ -322,6 +322,18 @@ def test_a_stream_is_told_once_to_wait_for_a_layer() -> None:
     assert ticket.wait(DEADLINE_S)
     bench.gpu.drain(streams[1])
     del spans, ticket
+    bench.close()
+
+
+def test_a_load_that_cannot_be_timed_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another thread captures a graph the driver may refuse to tell times."""
+
+    def refused(*_: object) -> float:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    bench = Bench(LAYOUTS["kv"], CONFIGS["direct"])
+    monkeypatch.setattr(SimulatedEvent, "elapsed_time", refused)
+    assert bench.run("load", [whole(take(bench.pool, 1)[0], 8)], list(range(8))).pace == (0, 0.0)
     bench.close()
 
 
