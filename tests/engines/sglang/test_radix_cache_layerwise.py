@@ -290,15 +290,13 @@ def _open_load(w: SglangWorld, tokens: Any) -> Job:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_pass_waits_only_for_loads_that_it_reads(tmp_path: Path, page: int) -> None:
     """Requests that decode go on, and a prompt without a hit: neither has a slot of the load."""
-    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 2}) as w:
+    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 60}) as w:  # longer than ``run`` allows
         _stored(w, range(64))
         decoding = w.submit(range(500, 520), outputs=30)
         w.run(until=lambda: len(decoding.req.output_ids) > 2)
         w.transfer.holds_loads = True
         job = _open_load(w, [*range(64), 1])
-        began = time.monotonic()
         w.run(decoding, w.submit(range(700, 740), outputs=4))
-        assert time.monotonic() - began < 2
         assert not w.count("layerwise_failures")
         w.transfer.holds_loads = False
         w.waiting.append(job)
