@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,9 +46,21 @@ def stopped(pid: int) -> Iterator[None]:
     """A process that listens, but answers nobody: a black hole."""
     os.kill(pid, signal.SIGSTOP)
     try:
+        give_up = time.monotonic() + 10
+        while not _all_stand(pid):  # a thread on another processor may answer once more
+            assert time.monotonic() < give_up, f"process {pid} was stopped and runs"
+            time.sleep(0.001)
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def _all_stand(pid: int) -> bool:
+    try:
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):  # one of its threads has just ended
+        return False
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 def main() -> None:
