@@ -39,7 +39,8 @@ class LayerLoad:
         ready_to: The last layer that is known to be there; -1 for none.
         asked_to: The last layer that passes have asked for; -1 for none.
         had: Layers that were in place when the last pass began: for those behind it must ask.
-        is_ordered: A stream was told to wait for it, so that a failure later is seen too late.
+        is_ordered: A stream was told to wait for it.
+        is_used: So it was by a pass whose results are kept: a failure from now on is seen too late.
         failure: Which layer did not come, and why; empty while all is well.
     """
 
@@ -52,6 +53,7 @@ class LayerLoad:
     asked_to: int = -1
     had: int = 0
     is_ordered: bool = False
+    is_used: bool = False
     failure: str = ""
 
 
@@ -110,8 +112,10 @@ class LayerWaits:
         self._reads = reads
 
     def end_pass(self) -> None:
-        """Who asks now may read any load."""
+        """Its results are kept, but for what ``take_failed`` gave.  Who asks now may read any load."""
         self._reads = None
+        for load in self._loads:
+            load.is_used = load.is_used or (load.is_ordered and not load.failure)
 
     def open(self, ticket: Ticket, task: int, *, by_worker: bool = False) -> LayerLoad:
         """Have passes wait for a load.  ``may_open`` must say so.

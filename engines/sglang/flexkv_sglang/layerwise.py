@@ -216,6 +216,7 @@ class LayerwiseLoads:
         """
         for load in self._waits.collect():
             self._manager.try_wait([load.task])
+            _check_unused(load)
             entry = self._entry(load)
             if entry is None:
                 continue
@@ -224,8 +225,6 @@ class LayerwiseLoads:
                 self._choice.observe(load.ticket)
                 self._tree.dec_lock_ref(entry.node)
                 continue
-            if load.is_ordered:
-                raise EngineError(f"a restore failed on the device after it was used: {load.ticket.error}")
             self._bury(entry, str(load.ticket.error))
         if self._dead:
             self._dead = [entry for entry in self._dead if not self._is_gone(entry)]
@@ -261,16 +260,20 @@ class LayerwiseLoads:
         return [load for load, span in spans if not path.isdisjoint(span)]
 
     def abort_failed(self, scheduler: Any, batch: Any) -> None:
-        """After a forward pass: drop its results for each request that builds on slots of a failed load."""
-        self._waits.end_pass()
+        """After a forward pass: drop its results for each request that builds on slots of a failed load.
+
+        Raises as ``settle``.
+        """
         if batch.forward_mode.is_extend() and self._waits.fail_unasked(self._read_by(batch)):
             logger.error("[FlexKV] a prefill did not ask for its layers: from now on loads are awaited whole")
             self._choice.take_none()
         for load in self._waits.take_failed():
+            _check_unused(load)
             entry = self._entry(load)
             if entry is not None:
                 self._open.remove(entry)
                 self._bury(entry, load.failure)
+        self._waits.end_pass()
         for entry in self._dead:
             for req in batch.reqs:
                 if self._builds_on(req, entry.slots) and compat.abort_request(
@@ -319,6 +322,12 @@ class LayerwiseLoads:
     def close(self) -> None:
         """After the transfer was closed."""
         self._waits.close()
+
+
+def _check_unused(load: LayerLoad) -> None:
+    """Raises EngineError for a load that has failed, if results of a pass that was ordered behind it are kept."""
+    if load.is_used and load.ticket.error is not None:
+        raise EngineError(f"a restore failed on the device after it was used: {load.ticket.error}")
 
 
 def _span(entry: _Open) -> list[Any]:
