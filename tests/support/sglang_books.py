@@ -64,9 +64,9 @@ class Books:
             row = self.rows.req_to_token[compat.request_row(job.req), own_part]
             own += self._whole_pages(row.tolist())
         ours: list[int] = []
-        for load in cache._loads.values():
+        for load in cache._loads.open.values():
             ours += load.slots.tolist() if load.slots is not None else []
-        for _, slots in cache._quarantine:
+        for _, slots in cache._quarantine.entries:
             ours += slots.tolist()
         tree, nodes = self._tree()
         free = self._free()
@@ -82,8 +82,8 @@ class Books:
 
     def _check_locks(self, nodes: list[Any], live: list[Job]) -> None:
         held: Counter[int] = Counter()
-        holders = [load.node for load in self.cache._loads.values()]
-        holders += [store.node for store in self.cache._stores]
+        holders = [load.node for load in self.cache._loads.open.values()]
+        holders += [store.node for store in self.cache._stores.open]
         if self.cache._layerwise is not None:
             holders += self.cache._layerwise.holders
         holders += [job.req.last_node for job in live if dialect.is_locked(job.req)]

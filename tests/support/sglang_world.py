@@ -40,7 +40,7 @@ from flexkv_core import Tier, Transfer, opening
 from flexkv_core.config import load_config
 from flexkv_core.testing import FaultTier
 from flexkv_core.transfers.planes import DevicePlanes
-from flexkv_sglang import compat, radix_cache
+from flexkv_sglang import compat, startup
 from flexkv_sglang.radix_cache import FlexKVRadixCache
 from tests.support import configs
 
@@ -177,7 +177,7 @@ class SglangWorld(Books):
 
         with ExitStack() as stack:  # the two places where a test's own parts go in
             stack.enter_context(patch.object(opening, "open_tier", opened))
-            stack.enter_context(patch.object(radix_cache, "open_transfer", transfer))
+            stack.enter_context(patch.object(startup, "open_transfer", transfer))
             FlexKVRadixCache.fails_open = (
                 False  # a fault of ours must fail the test, not switch the cache off
             )
@@ -281,7 +281,7 @@ class SglangWorld(Books):
         return (
             f"{len(self.waiting)} waiting, {len(self.running)} running, free "
             f"{self.allocator.available_size()}, evictable {self.cache.evictable_size()}, "
-            f"loads {len(self.cache._loads)}, stores {len(self.cache._stores)}, "
+            f"loads {len(self.cache._loads.open)}, stores {len(self.cache._stores.open)}, "
             f"under way {self.chain.num_under_way}"
         )
 
@@ -496,7 +496,12 @@ class SglangWorld(Books):
 
     def _is_settled(self) -> bool:
         cache = self.cache
-        if cache._stores or cache._quarantine or cache._ordered or self.chain.num_under_way:
+        if (
+            cache._stores.open
+            or cache._quarantine.entries
+            or cache._ordered.entries
+            or self.chain.num_under_way
+        ):
             return False
         if cache._layerwise is not None and not cache._layerwise.is_idle:
             return False
@@ -508,7 +513,7 @@ class SglangWorld(Books):
         cache, chain, manager = self.cache, self.chain, self.manager
         if not cache.seam.reports_aborts:
             self._outlive_orphans()
-        assert not cache._loads, cache._loads
+        assert not cache._loads.open, cache._loads.open
         assert not cache._seam_handles, cache._seam_handles
         assert not cache.connector.num_seen
         open_tasks = manager._tasks.open_ids()
@@ -521,7 +526,7 @@ class SglangWorld(Books):
     def _outlive_orphans(self) -> None:
         """Nobody tells the tree of requests that left the queue: loads of theirs end by themselves."""
         end = time.monotonic() + DEADLINE_S
-        while self.cache._loads:
+        while self.cache._loads.open:
             assert time.monotonic() < end, f"loads are never given up: {self.describe()}"
             self.cache.check_hicache_events()
             time.sleep(0.001)

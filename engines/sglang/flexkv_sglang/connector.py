@@ -146,13 +146,13 @@ class FlexKVConnector:
         if seen is not None:
             seen.is_spent = True
 
-    def waited_s(self, handle: Hashable) -> float:
-        """Seconds since a request was first asked for at admission, whatever has kept its load since then."""
+    def is_late(self, handle: Hashable) -> bool:
+        """Whether a request was first asked for at admission a deadline ago, whatever has kept its load."""
         seen = self._seen.get(handle)
         if seen is None:
-            return float("inf")
+            return True
         seen.asked = seen.asked or time.monotonic()
-        return time.monotonic() - seen.asked
+        return time.monotonic() - seen.asked >= self._engine.load_deadline_s
 
     def _sequence_of(
         self, handle: Hashable, tokens: Callable[[], Sequence[int]], num_tokens: int, scope: Scope

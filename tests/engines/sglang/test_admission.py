@@ -84,7 +84,7 @@ def test_a_load_that_has_come_is_first_in_line(tmp_path: Path) -> None:
             w.step()
         assert w.waiting == [waiting]
         release()
-        (load,) = w.cache._loads.values()
+        (load,) = w.cache._loads.open.values()
         assert w.cache.connector._wait(lambda: w.manager.is_staged(load.task), 10)
         w.cache.connector._load_wait = WaitBudget(10)
         behind = w.submit(range(2000, 2020), outputs=1)
@@ -102,12 +102,12 @@ def test_only_so_many_are_passed_over(tmp_path: Path, more: int) -> None:
         jobs = [w.submit(tokens) for tokens in prompts]
         other = w.submit(range(50_000, 50_020), outputs=1)
         w.step()
-        assert len(w.cache._loads) == MOST_PASSED_OVER + more
+        assert len(w.cache._loads.open) == MOST_PASSED_OVER + more
         assert (other in w.waiting) is bool(more)
         for _ in range(3):
             w.waiting.reverse()  # whatever order a policy gives the queue
             w.step()
-        assert len(w.cache._loads) <= MOST_PASSED_OVER + 1
+        assert len(w.cache._loads.open) <= MOST_PASSED_OVER + 1
         release()
         w.run(*jobs, other)
 
@@ -154,7 +154,7 @@ def test_the_slots_of_its_own_load_are_not_asked_for_twice(
     tmp_path: Path, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before 0.5.22 an idle server that has once said "no token" asks nobody any more."""
-    monkeypatch.setattr("flexkv_sglang.radix_cache._ORPHAN_S", 600.0)
+    monkeypatch.setattr("flexkv_sglang.request_loads._ORPHAN_S", 600.0)
     with world(tmp_path, page=page, size=160, engine=QUICK) as w:
         w.ask(range(112), outputs=1)
         assert w.flush()
@@ -175,7 +175,7 @@ def test_no_token_is_not_said_while_slots_come_back_by_themselves(tmp_path: Path
     with world(tmp_path, page=page, size=160, engine=QUICK) as w:
         w.transfer.holds_stores = True
         w.run(w.submit(range(96), outputs=1))
-        assert w.cache._stores
+        assert w.cache._stores.open
         job = w.submit(range(1000, 1100))
         for _ in range(3):
             w.step()
@@ -191,7 +191,7 @@ def test_a_given_up_load_is_not_lent_to_its_request(tmp_path: Path) -> None:
         assert w.flush()
         w.transfer.holds_loads = True
         job = w.submit([*range(112), 1])
-        w.run(until=lambda: not w.cache._loads and bool(w.cache._quarantine))
+        w.run(until=lambda: not w.cache._loads.open and bool(w.cache._quarantine.entries))
         for _ in range(3):
             w.step()
         assert job in w.waiting
@@ -212,7 +212,7 @@ def test_the_deadline_counts_from_the_first_question(tmp_path: Path) -> None:
         seen = w.cache.connector._seen[compat.request_handle(waiting.req)]
         w.step()
         assert waiting in w.waiting
-        assert [load.have for load in w.cache._loads.values()] == [32]
+        assert [load.have for load in w.cache._loads.open.values()] == [32]
         seen.asked -= 60
         w.step()
         assert waiting not in w.waiting
@@ -231,7 +231,7 @@ def test_who_had_others_retracted_does_not_wait(tmp_path: Path) -> None:
         dialect.admit(adder, job.req, has_chunked=False)
         assert job.req in adder.can_run_list
         assert dialect.prefix_len(job.req) == 0
-        assert not w.cache._loads
+        assert not w.cache._loads.open
         release()
         w.is_broken = True  # the pass is not launched
 
@@ -266,7 +266,7 @@ def test_chunks_of_another_do_not_end_a_load(tmp_path: Path) -> None:
 
 def passed_over(w: SglangWorld, job: Job) -> bool:
     """Whether a request still waits for its load."""
-    return job in w.waiting and compat.request_handle(job.req) in w.cache._loads
+    return job in w.waiting and compat.request_handle(job.req) in w.cache._loads.open
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -55,9 +55,9 @@ def test_a_pass_that_waits_for_a_copy_tells_nothing_of_computing(tmp_path: Path,
         told: list[int] = []
         w.manager.note_prefill = lambda num_tokens, _seconds: told.append(num_tokens)
         if waits:
-            w.cache._ordered.append((1, None))
+            w.cache._ordered.entries.append((1, None))
         w.cache.on_pass_begins(100)
-        w.cache._ordered.clear()
+        w.cache._ordered.entries.clear()
         w.cache.on_pass_ends()
         assert told == ([] if waits else [100])
 

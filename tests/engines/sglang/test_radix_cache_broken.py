@@ -40,7 +40,7 @@ def test_what_was_under_way_at_a_fault_still_ends(tmp_path, monkeypatch, under_w
         assert w.flush()
         w.transfer.holds_stores, w.transfer.holds_loads = under_way == "stores", under_way == "loads"
         job = w.submit(range(100, 164) if under_way == "stores" else range(64))
-        w.run(until=lambda: bool(w.cache._stores or w.cache.extra_protected_tokens()))
+        w.run(until=lambda: bool(w.cache._stores.open or w.cache.extra_protected_tokens()))
         monkeypatch.setattr(w, "settle", w.cache.check_hicache_events)
         _trip(w, monkeypatch)
         w.run(job)
@@ -67,7 +67,7 @@ def test_a_step_that_fails_does_not_keep_the_others_from_ending(tmp_path, monkey
         w.settle()
         assert w.cache.protected_size() == 0
         assert caplog.text.count("another bug") == 2  # one trace, with its source line
-        w.cache._endings.append(w.cache._give_up_all)
+        w.cache._endings.append(w.cache._loads.give_up_all)
 
 
 def test_a_late_failure_still_ends_the_engine_after_a_fault(tmp_path, monkeypatch):
@@ -80,9 +80,9 @@ def test_a_late_failure_still_ends_the_engine_after_a_fault(tmp_path, monkeypatc
         w.submit([*range(64), 1], outputs=1)
         w.cache.check_hicache_events()
         assert w._prefill() is not None
-        assert w.cache._ordered
+        assert w.cache._ordered.entries
         monkeypatch.setattr(type(w.cache), "fails_open", True)
-        w.cache._switch_off("test", ZeroDivisionError("a bug"))
+        w.cache.switch_off("test", ZeroDivisionError("a bug"))
         w.transfer.holds_loads = False
         w.is_broken = True
         with pytest.raises(EngineError, match="after its slots were used"):
@@ -144,7 +144,7 @@ def test_memory_does_not_go_under_a_running_copy(tmp_path, copies):
         assert w.flush()
         w.transfer.holds_stores, w.transfer.holds_loads = copies == "stores", copies == "loads"
         job = w.submit(range(100, 164) if copies == "stores" else range(64))
-        w.run(until=lambda: bool(w.cache._stores or w.cache.extra_protected_tokens()))
+        w.run(until=lambda: bool(w.cache._stores.open or w.cache.extra_protected_tokens()))
         with pytest.raises(EngineError, match="about to go"):
             w.cache.on_sleep()
         w.transfer.holds_stores = w.transfer.holds_loads = False

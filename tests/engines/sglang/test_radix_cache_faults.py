@@ -373,8 +373,8 @@ def test_weights_change_while_copies_run(tmp_path: Path, page: int) -> None:
         w.run(storing)
         job = w.submit(range(64))
         assert not w.step()
-        assert w.cache._stores
-        assert w.cache._loads
+        assert w.cache._stores.open
+        assert w.cache._loads.open
         w.update_weights(flush=False)
         w.check()
         assert w.cache.extra_protected_tokens() == 63 // page * page
@@ -395,7 +395,7 @@ def test_sleep_ends_copies_first(tmp_path: Path) -> None:
         timer = threading.Timer(0.05, lambda: setattr(w.transfer, "holds_stores", False))
         timer.start()
         w.cache.on_sleep()
-        assert not w.cache._stores
+        assert not w.cache._stores.open
         timer.join()
 
 

@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from flexkv_core import EngineError
 from flexkv_core.layerwise import counters
-from flexkv_sglang import compat, radix_cache
+from flexkv_sglang import compat, startup
 from flexkv_sglang.layerwise import LayerDoneCounter, ModeChoice, lacks
 from flexkv_sglang.seam import Generation
 from tests.support import sglang_dialect as dialect
@@ -218,7 +218,7 @@ def test_more_batches_than_counters(tmp_path: Path, page: int) -> None:
         w.transfer.orders = False
         w.cache.check_hicache_events()
         assert w._prefill() is None
-        assert w.cache._loads
+        assert w.cache._loads.open
         w.transfer.holds_loads = False
         w.stream.run()
         w.stream.lags = False
@@ -521,25 +521,6 @@ def test_a_failure_that_comes_after_the_device_was_ordered_ends_the_engine(tmp_p
             _until(w, lambda: False)
 
 
-def test_a_failure_that_the_next_pass_finds_ends_the_engine_too(tmp_path: Path) -> None:
-    """Between two looks at the copies: the pass before was ordered behind it, and its results are kept."""
-    with world(tmp_path, engine=IP) as w:
-        _stored(w, range(64))
-        w.transfer.orders = w.stream.lags = True
-        w.transfer.fails_at = w.transfer.layers = 1
-        w.submit([*range(64), 1], outputs=1)
-        w.cache.check_hicache_events()
-        assert w._prefill() is not None
-        (entry,) = _loads(w)._open
-        entry.load.ticket.order_layer = lambda *_: False  # as a ticket says that has failed
-        w.transfer.layers = LAYERS
-        assert entry.load.ticket.wait(10)
-        w.submit([*range(64), 2], outputs=1)
-        w.is_broken = True
-        with pytest.raises(EngineError, match="after it was used"):
-            w._prefill()
-
-
 def test_a_request_that_ends_early_needs_no_load(tmp_path: Path) -> None:
     """An aborted job's own path: nothing is left of it, whichever layer the copy has reached."""
     for layers in range(LAYERS):
@@ -614,10 +595,10 @@ def test_too_few_descriptors_take_the_mode_and_not_the_start(
     def none_left(*_: Any) -> Any:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(radix_cache, "LayerCounters", none_left)
+    monkeypatch.setattr(startup, "LayerCounters", none_left)
     with pytest.raises(EngineError, match="ulimit"), world(tmp_path, engine=IP):
         pass
-    monkeypatch.setattr(radix_cache.ModeChoice, "may_be_by_layer", True)
+    monkeypatch.setattr(startup.ModeChoice, "may_be_by_layer", True)
     with world(tmp_path) as w:
         assert w.cache._layerwise is None
 
@@ -635,7 +616,7 @@ def test_an_sglang_without_the_hook_is_refused_by_name(
     monkeypatch.setattr(compat, "kv_pool", lambda _ctx: pool)
     assert ".register_" in lacks(ctx)
     monkeypatch.undo()
-    monkeypatch.setattr(radix_cache, "lacks", lambda _ctx: "a.hook")
+    monkeypatch.setattr(startup, "lacks", lambda _ctx: "a.hook")
     with pytest.raises(EngineError, match="has no a.hook"), world(tmp_path, engine=IP):
         pass
     with world(tmp_path) as w:

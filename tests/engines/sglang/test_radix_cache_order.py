@@ -52,7 +52,7 @@ def test_a_store_waits_for_the_pass_that_writes_its_last_slot(tmp_path: Path, cu
         assert w.stream.done < w.stream.queued, "the overshoot pass should be queued"
         if cured:
             _tick_for(w, 0.05)
-            assert w.cache._stores
+            assert w.cache._stores.open
         else:
             w.settle()
         w.stream.run()
@@ -143,14 +143,14 @@ def test_a_pass_is_ordered_behind_its_load(tmp_path: Path, page: int) -> None:
         assert batch is not None
         w.results.append(batch)
         assert job.cached == (0, 64, 0)
-        assert w.cache._ordered
+        assert w.cache._ordered.entries
         w.check()
         assert not w.cache.may_flush(), "a flush would give the slots away under the copy"
         w.transfer.holds_loads = False
         w.stream.run()
         w.run(job)
         w.settle()
-        assert not w.cache._ordered
+        assert not w.cache._ordered.entries
 
 
 def _run_behind(w: SglangWorld) -> None:
@@ -232,14 +232,14 @@ def test_a_store_keeps_its_slots_whatever_becomes_of_the_request(
         w.run(job)
         dialect.leave_queue(job.req, w.cache)
         if not cured:
-            for store in w.cache._stores:
+            for store in w.cache._stores.open:
                 w.cache.dec_lock_ref(store.node)
         w.cache.evict(EvictParams(num_tokens=w.size))
         assert w.allocator.available_size() == (w.size - 64 if cured else w.size)
         w.poison_free()
         w.transfer.holds_stores = False
         if not cured:
-            w.cache._stores.clear()
+            w.cache._stores.open.clear()
             assert w.chain.drain(5)
             job = w.submit([*range(64), 1])
             with pytest.raises(AssertionError, match=WRONG):
@@ -273,7 +273,7 @@ def test_an_abort_in_any_phase_leaves_nothing(tmp_path: Path, phase: str, prefet
             w.match(job)
         if phase == "copying":
             w.transfer.holds_loads = True
-            w.run(until=lambda: any(load.slots is not None for load in w.cache._loads.values()))
+            w.run(until=lambda: any(load.slots is not None for load in w.cache._loads.open.values()))
         if phase == "chunk":
             w.manager.reset()
             w.run(until=lambda: w.chunked is job)
@@ -282,7 +282,7 @@ def test_an_abort_in_any_phase_leaves_nothing(tmp_path: Path, phase: str, prefet
         if phase == "storing":
             w.transfer.holds_stores = True
             w.run(job)
-            assert w.cache._stores
+            assert w.cache._stores.open
             dialect.leave_queue(job.req, w.cache)
         else:
             w.abort(job)
@@ -356,7 +356,7 @@ def test_two_requests_load_one_prefix(tmp_path: Path, page: int, how: str) -> No
 
 def _wait_until_over(w: SglangWorld) -> None:
     end = time.monotonic() + 10
-    while not all(w.manager.is_over(load.task) for load in w.cache._loads.values()):
+    while not all(w.manager.is_over(load.task) for load in w.cache._loads.open.values()):
         assert time.monotonic() < end
         w.manager.poll()
 
@@ -366,7 +366,7 @@ def test_a_load_that_nobody_waits_for_goes_into_the_tree(
     tmp_path: Path, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slots would be held for ever otherwise: SGLang has no budget to admit the request with them."""
-    monkeypatch.setattr("flexkv_sglang.radix_cache._ORPHAN_S", 0.05)
+    monkeypatch.setattr("flexkv_sglang.request_loads._ORPHAN_S", 0.05)
     with world(tmp_path, page=page, engine=QUICK) as w:
         w.ask(range(64), outputs=1)
         assert w.flush()
@@ -375,7 +375,7 @@ def test_a_load_that_nobody_waits_for_goes_into_the_tree(
         assert not w.step()
         w.transfer.holds_loads = False
         _tick_for(w, 0.3)
-        assert not w.cache._loads
+        assert not w.cache._loads.open
         assert w.cache.evictable_size() == 64
         w.run(job)
         assert job.cached == (64, 0, 0)
@@ -386,9 +386,9 @@ def test_slow_passes_do_not_end_a_load_that_is_asked_for(
     tmp_path: Path, cured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass may take longer than the time after which a load counts as forgotten."""
-    monkeypatch.setattr("flexkv_sglang.radix_cache._ORPHAN_S", 0.0)
+    monkeypatch.setattr("flexkv_sglang.request_loads._ORPHAN_S", 0.0)
     if not cured:
-        monkeypatch.setattr("flexkv_sglang.radix_cache._ORPHAN_TICKS", 0)
+        monkeypatch.setattr("flexkv_sglang.request_loads._ORPHAN_TICKS", 0)
     faulty: list[FaultTier] = []
     tiers = {"disk": lambda tier: faulty.append(FaultTier(tier)) or faulty[0]}
     with world(tmp_path, tiers=[ssd(tmp_path / "disk")], staging="1MiB", wrap=tiers, engine=QUICK) as w:
@@ -409,7 +409,7 @@ def test_a_load_larger_than_what_is_left_is_admitted_in_the_end(
     tmp_path: Path, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The slots of a load under way are not counted against its own request for ever."""
-    monkeypatch.setattr("flexkv_sglang.radix_cache._ORPHAN_S", 0.05)
+    monkeypatch.setattr("flexkv_sglang.request_loads._ORPHAN_S", 0.05)
     with world(tmp_path, page=page, size=160, engine=QUICK) as w:
         w.ask(range(112), outputs=1)
         assert w.flush()

@@ -188,7 +188,7 @@ def test_an_adapter_that_comes_back_with_another_content(tmp_path: Path) -> None
     with world(tmp_path, tiers=[cpu()]) as w:
         refs = {"id": SimpleNamespace(lora_path=str(folder))}
         runner = SimpleNamespace(lora_manager=SimpleNamespace(lora_refs=refs))
-        w.cache._adapters._worker = SimpleNamespace(model_runner=runner)
+        w.cache._stale.adapters._worker = SimpleNamespace(model_runner=runner)
         w.cache.on_adapter_loaded("id")
         w.ask(OLD, lora_id="id")
         weights.write_bytes(b"other")  # not loaded yet: what serves is the first content
