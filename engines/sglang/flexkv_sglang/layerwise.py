@@ -325,7 +325,7 @@ class LayerwiseLoads:
 
 
 def _check_unused(load: LayerLoad) -> None:
-    """Raises EngineError for a load that has failed, if results of a pass that was ordered behind it are kept."""
+    """Raises EngineError for a load that has failed where a pass was ordered behind it and is trusted."""
     if load.is_used and load.ticket.error is not None:
         raise EngineError(f"a restore failed on the device after it was used: {load.ticket.error}")
 
