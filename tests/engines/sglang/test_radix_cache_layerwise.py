@@ -521,6 +521,25 @@ def test_a_failure_that_comes_after_the_device_was_ordered_ends_the_engine(tmp_p
             _until(w, lambda: False)
 
 
+def test_a_failure_that_the_next_pass_finds_ends_the_engine_too(tmp_path: Path) -> None:
+    """Between two looks at the copies: the pass before was ordered behind it, and its results are kept."""
+    with world(tmp_path, engine=IP) as w:
+        _stored(w, range(64))
+        w.transfer.orders = w.stream.lags = True
+        w.transfer.fails_at = w.transfer.layers = 1
+        w.submit([*range(64), 1], outputs=1)
+        w.cache.check_hicache_events()
+        assert w._prefill() is not None
+        (entry,) = _loads(w)._open
+        entry.load.ticket.order_layer = lambda *_: False  # as a ticket says that has failed
+        w.transfer.layers = LAYERS
+        assert entry.load.ticket.wait(10)
+        w.submit([*range(64), 2], outputs=1)
+        w.is_broken = True
+        with pytest.raises(EngineError, match="after it was used"):
+            w._prefill()
+
+
 def test_a_request_that_ends_early_needs_no_load(tmp_path: Path) -> None:
     """An aborted job's own path: nothing is left of it, whichever layer the copy has reached."""
     for layers in range(LAYERS):
