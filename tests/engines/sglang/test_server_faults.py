@@ -71,6 +71,7 @@ def open_tier(options, context):
         is_closed = False
 
         def _hang(self):
+            Path(options.control).with_suffix(".hangs").touch()
             while "hang" in mood().values() and not self.is_closed:
                 time.sleep(0.02)
 
@@ -101,6 +102,11 @@ class Moody:
         fresh = self.control.with_suffix(".new")
         fresh.write_text(json.dumps(moods))
         fresh.replace(self.control)
+
+    @property
+    def hangs(self) -> Path:
+        """Is there once a call hangs."""
+        return self.control.with_suffix(".hangs")
 
     def serves(self, tokens: list[int]) -> bool:
         """Whether all of a prompt comes from the tier."""
@@ -177,6 +183,24 @@ def test_others_go_on_while_a_load_hangs(moody: Moody) -> None:
         waiting = pool.submit(ask, moody.server, tokens)
         assert waiting.result(timeout=30).cached_tokens == 0
         assert len(decoding.result(timeout=60).output_ids) == 300
+
+
+def test_who_needs_nothing_overtakes_a_load_that_hangs(moody: Moody) -> None:
+    """It came later and is answered sooner; the one that waits is computed at its deadline."""
+    slow, quick = prompt(LENGTH, seed=975), prompt(LENGTH, seed=976)
+    fresh = ask(moody.server, slow)
+    wait_for(lambda: moody.serves(slow), "the prompt is stored")
+    moody.server.client.flush()
+    moody.hangs.unlink(missing_ok=True)
+    moody.feels(load="hang")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, moody.server, slow)
+        wait_for(moody.hangs.exists, "the load hangs")
+        assert ask(moody.server, quick, 1).cached_tokens == 0
+        assert not waiting.done()
+        late = waiting.result(timeout=30)
+    assert late.cached_tokens == 0
+    assert late.output_ids == fresh.output_ids
 
 
 def test_each_failure_is_counted(moody: Moody) -> None:
