@@ -11,8 +11,8 @@ import pytest
 
 from flexkv_core.testing import TierTests
 from flexkv_driver_s3.tier import S3Tier
+from tests.support.child import stopped
 from tests.support.s3_client import Bucket, make_client
-from tests.support.s3_moto import stopped
 from tests.support.s3_stub import BUCKET, StubProcess
 
 _numbers = itertools.count()

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from flexkv_core.cli import _process
+from tests.support.child import stopped
 
 DEADLINE_S = 60.0
 """Longest wait for a server to do what it does in milliseconds on an idle machine."""
@@ -134,15 +135,10 @@ class RedisServer:
             self._process.wait(DEADLINE_S)
             self._process = None
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """A black hole: connections are taken by the kernel, nothing is answered."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
+        return stopped(self._process.pid)
 
     @contextmanager
     def unreachable(self) -> Iterator[None]:

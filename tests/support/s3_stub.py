@@ -12,18 +12,17 @@ import re
 import socket
 import ssl
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.child import ChildServer
+
 BUCKET = "bucket"
 How = Callable[["Handler"], None]
 
@@ -284,26 +283,11 @@ def refuse(status: int, code: str, message: str = "no", **headers: str) -> How:
     return how
 
 
-class StubProcess:
+class StubProcess(ChildServer):
     """The stub as a process of its own."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.s3_stub"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert self.process.stdout is not None
-        self.endpoint = self.process.stdout.readline().decode().strip()
-        assert self.endpoint, "the stub did not start"
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(20)
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        super().__init__("tests.support.s3_stub")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ tiers:
     breaker_failures: 2
     breaker_reset_s: 0.5
     load_deadline_s: 30
+    lookup_deadline_s: 30
 engine: {{lookup_wait_s: 30}}
 """
 
