@@ -1,7 +1,7 @@
 """Which block is in which tier, in which state, pinned by whom.
 
 One tree (``places``) for each tier of a chain that this process alone fills.  A block is matched only
-where it is READY, and only together with all blocks before it.
+where it is READY, and only together with the blocks before it that the engine lacks.
 
 Threads: one owner, the thread that calls the chain.
 """
@@ -77,22 +77,29 @@ class BlockIndex:
             if place.is_ready
         ]
 
+    def run_before(self, tier: int, keys: Sequence[BlockKey], stop: int) -> int:
+        """How many of a prompt's blocks are in ``tier`` right before block ``stop``, without a gap."""
+        return self._tiers[tier].run_before(keys, stop)
+
     def keys(self, tier: int) -> list[BlockKey]:
         """All keys in a tier."""
         return list(self._tiers[tier])
 
-    def match(self, chain: BlockChain, max_tokens: int, page_tokens: int, usable: Usable) -> Match:
-        """The longest prefix of ``chain`` that is ready in the usable tiers.  Changes nothing.
+    def match(
+        self, chain: BlockChain, max_tokens: int, page_tokens: int, usable: Usable, *, first: int = 0
+    ) -> Match:
+        """How far ``chain`` is ready in the usable tiers, from block ``first`` on.  Changes nothing.
 
         Args:
             chain: The prompt, under its namespace.
-            max_tokens: Tokens that may be matched at most.
+            max_tokens: Tokens from token 0 that may be matched at most.
             page_tokens: The last block may be matched to a multiple of this.
             usable: Which tiers may be read.
+            first: The first block that is wanted; what stands before it need not be anywhere.
         """
         if chain.block_tokens != self.block_tokens:
             raise ValueError(f"blocks of {chain.block_tokens} tokens are looked up among {self.block_tokens}")
-        return longest_match(chain, max_tokens, page_tokens, usable, self._tiers)
+        return longest_match(chain, first, max_tokens, page_tokens, usable, self._tiers)
 
     def superseded(self, tier: int, keys: Sequence[BlockKey]) -> list[BlockKey]:
         """Partly filled siblings whose tokens these blocks repeat, free to go from ``tier``."""

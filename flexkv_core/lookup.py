@@ -1,4 +1,4 @@
-"""Lookups: how long a prefix of a prompt can be restored, and why not more.  Pure queries.
+"""Lookups: how far a prompt can be restored behind what the engine has, and why not more.  Pure queries.
 
 The index knows what tiers of this process have; of shared tiers there is what they said or showed
 lately.  Nothing is asked here: ``Lookup.wants_probe`` says that asking could lengthen the hit.
@@ -27,8 +27,8 @@ class Lookup:
     """What a prompt would get.
 
     Attributes:
-        num_tokens: Length of the prefix that can be restored, from token 0.
-        match: The blocks that make it up; None where nothing is worth loading.
+        num_tokens: Length of the prefix, from token 0, that the engine has and can have restored.
+        match: The blocks that are restored; None where nothing is worth loading.
         tokens_by_tier: Tokens behind ``start`` by tier.
         wants_probe: Whether a shared tier should be asked for more (see ``TierChain.probe``).
         why: Why not more, in a word: ``all``, ``miss``, ``tier_down``, ``host_slots``, ``recompute``,
@@ -59,18 +59,17 @@ class Lookups:
     def find(
         self, chain: BlockChain, start: int, limit: int, now: float, *, is_promised: bool = False
     ) -> Lookup:
-        """The longest prefix of ``chain`` that can be restored now.
+        """How far ``chain`` can be restored now.
 
         Args:
             chain: The prompt, under its namespace.
-            start: Tokens that the engine has already.
+            start: Tokens that the engine has already; their blocks need not be anywhere else.
             limit: Longest prefix that is of use.
             now: The chain's clock.
             is_promised: The engine counts on it already, so it is not weighed whether it is worth it.
         """
-        match = self._index.match(chain, limit, self._layout.page_tokens, self._usable(now))
-        match, wants_probe = self._beyond(chain, match, limit, now)
-        match, is_cut = self._affordable(match, start)
+        match, wants_probe = self._longest(chain, start // self._layout.block_tokens, limit, now)
+        match, is_cut = self._affordable(chain, match)
         choice = None
         if not is_promised:
             found = match.num_tokens
@@ -102,32 +101,43 @@ class Lookups:
         oldest = [now - link.config.ttl_s if link.config.ttl_s else _NEVER for link in self._links]
         return Usable(tiers, oldest)
 
-    def _beyond(self, chain: BlockChain, match: Match, limit: int, now: float) -> tuple[Match, bool]:
-        """Add whole blocks that shared tiers are known to have behind the local hits."""
+    def _longest(self, chain: BlockChain, first: int, limit: int, now: float) -> tuple[Match, bool]:
+        """What own tiers have, and in their gaps whole blocks that shared ones are known to have.
+
+        Returns:
+            The match, and whether a shared tier should be asked for what comes behind it.
+        """
+        usable, page, whole = self._usable(now), self._layout.page_tokens, limit // self._layout.block_tokens
         shared = [link for link in self._links if not link.is_indexed and link.takes_loads]
-        whole = limit // self._layout.block_tokens
-        number = match.num_blocks
-        if not shared or number >= whole:
-            return match, False
-        runs = list(match.runs)
-        wants_probe = False
+        match = self._index.match(chain, limit, page, usable, first=first)
+        runs: list[Run] = []
+        while shared and match.num_blocks < whole:
+            more, wants_probe = self._shared_runs(chain, shared, match.num_blocks, whole, now)
+            if not more:
+                return Match(first, (*runs, *match.runs), match.inside, match.block_tokens), wants_probe
+            # A partly matched block is dropped for the whole one that a shared tier has.
+            runs += [*match.runs, *more]
+            match = self._index.match(chain, limit, page, usable, first=more[-1].last)
+        return Match(first, (*runs, *match.runs), match.inside, match.block_tokens), False
+
+    def _shared_runs(
+        self, chain: BlockChain, shared: Sequence[Link], number: int, whole: int, now: float
+    ) -> tuple[list[Run], bool]:
+        """Blocks from ``number`` on that shared tiers are known to have, and whether to ask for the next."""
+        runs: list[Run] = []
         stride = _FIRST_STRIDE
         while number < whole:
             keys = chain.hash_to(min(whole, number + stride))  # made in strides: most prompts end sooner
             stride *= 4
             there, last = self._shared_run(shared, keys, number, min(len(keys), whole), now)
             if last == number:
-                wants_probe = any(link.known.get(keys[number], now) is None for link in shared)
-                break
+                return runs, any(link.known.get(keys[number], now) is None for link in shared)
             if runs and runs[-1].tier == there.number:
                 runs[-1] = Run(there.number, runs[-1].first, last)
             else:
                 runs.append(Run(there.number, number, last))
             number = last
-        if number == match.num_blocks:
-            return match, wants_probe
-        # A partly matched local block is dropped for the whole one that a shared tier has.
-        return Match(tuple(runs), None, match.block_tokens), wants_probe
+        return runs, False
 
     @staticmethod
     def _shared_run(
@@ -141,29 +151,22 @@ class Lookups:
                 return link, last
         return shared[0], number
 
-    def _affordable(self, match: Match, start: int) -> tuple[Match, bool]:
-        """Promise no more than host slots can carry at once; True if that made it shorter."""
-        room = self._parts.host_capacity_blocks
-        runs: list[Run] = []
+    def _affordable(self, chain: BlockChain, match: Match) -> tuple[Match, bool]:
+        """Promise no more than host slots can carry at once; True if that made it shorter.
+
+        What lies in the first tier is pinned, with all that stands before it there, so that nothing can come
+        in its place; the rest needs a slot.
+        """
+        first, runs, inside = match.first, match.runs, match.inside
         is_host = self._parts.host_link is not None
-        for run in match.runs:
-            first = max(run.first, start // match.block_tokens)
-            if is_host and run.tier == 0:
-                if run.last > first:
-                    room -= run.last - run.first  # pinned, so that nothing can come in their place
-                runs.append(run)
-                continue
-            if run.last <= first:
-                runs.append(run)
-                continue
-            fits = max(0, min(run.last - first, room))
-            room -= fits
-            if fits < run.last - first:
-                if first + fits > run.first:
-                    runs.append(Run(run.tier, run.first, first + fits))
-                return Match(tuple(runs), None, match.block_tokens), True
-            runs.append(run)
-        inside = match.inside
-        if inside is not None and not (is_host and inside.tier == 0) and room < 1:
-            return Match(match.runs, None, match.block_tokens), True
-        return match, False
+        free = runs[0].last - first if is_host and runs and runs[0].tier == 0 else 0
+        if is_host and free == match.num_blocks - first and (inside is None or inside.tier == 0):
+            return match, False  # all of it is there
+        room = self._parts.host_capacity_blocks
+        if free:
+            room -= self._index.run_before(0, chain.hash_to(first), first)
+        if match.num_blocks - first + (inside is not None) <= room:
+            return match, False
+        stop = first + max(free, room)
+        cut = tuple(Run(run.tier, run.first, min(run.last, stop)) for run in runs if run.first < stop)
+        return Match(first, cut, None, match.block_tokens), True

@@ -325,11 +325,19 @@ class KVManager:
             return list(task_ids)
         return [self._tasks.new_batch(task_ids).task_id]
 
-    def prefetch_async(self, token_ids: Tokens, *, scope: Scope = NO_SCOPE, label: str = "") -> int:
+    def prefetch_async(
+        self, token_ids: Tokens, *, start: int = 0, scope: Scope = NO_SCOPE, label: str = ""
+    ) -> int:
         """Bring what lies in lower tiers into host slots, and ask shared tiers for more.
 
         It goes behind loads that are needed now, takes at most ``engine.prefetch_host_share`` of the host
         slots, and may be cancelled: what was not begun is not read then, and what has come stays.
+
+        Args:
+            token_ids: The prompt.
+            start: Tokens that the engine has already: nothing is brought for them.
+            scope: What separates the request from others.
+            label: The request, for receipts.
 
         Returns:
             A task id, or -1 where there is nothing to do.
@@ -337,16 +345,16 @@ class KVManager:
         if not self.may_share(scope):
             return NO_TASK
         chain = self.sequence(token_ids, scope)
-        found = self.chain.lookup(chain)
+        found = self.chain.lookup(chain, start=start)
         if found.wants_probe:
             self.chain.probe(chain, found.num_tokens // self.layout.block_tokens)
         first = self.config.tiers[0].name
         if all(tier == first for tier in found.tokens_by_tier):
             return NO_TASK
-        job = self.chain.prefetch(chain, found, start=0, label=label)
+        job = self.chain.prefetch(chain, found, start=start, label=label)
         if job is None:
             return NO_TASK
-        task = self._tasks.new(chain.num_tokens, job, [(0, job.num_tokens)])
+        task = self._tasks.new(chain.num_tokens, job, [(start, start + job.num_tokens)])
         task.is_launched = True
         return task.task_id
 

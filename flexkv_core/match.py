@@ -1,4 +1,4 @@
-"""Matching: the longest prefix of a prompt whose blocks are ready.
+"""Matching: how far a prompt goes on in blocks that are ready, from the block that the engine lacks first.
 
 Pure: it looks at the index's trees and changes nothing.  Whole blocks are found by their keys, a stretch
 at a time.  Siblings are kept in the order of their token ids, so that the longest common prefix with what
@@ -50,22 +50,26 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest prefix that is ready: whole blocks from block 0, then at most one partly matched.
+    """What is ready: whole blocks from block ``first`` on, then at most one partly matched.
+
+    What stands before is the engine's, wherever else it lies.
 
     Attributes:
+        first: Number of the first block that was looked for.
         runs: Whole blocks, without a gap.
         inside: What follows them, if anything.
         block_tokens: Tokens in a whole block.
     """
 
+    first: int
     runs: tuple[Run, ...]
     inside: Inside | None
     block_tokens: int
 
     @property
     def num_blocks(self) -> int:
-        """Whole blocks."""
-        return self.runs[-1].last if self.runs else 0
+        """Whole blocks from block 0."""
+        return self.runs[-1].last if self.runs else self.first
 
     @property
     def num_tokens(self) -> int:
@@ -102,35 +106,39 @@ class Usable:
 
 def longest_match(
     chain: BlockChain,
+    first: int,
     max_tokens: int,
     page_tokens: int,
     usable: Usable,
     tiers: Sequence[TierPlaces],
 ) -> Match:
-    """The longest prefix of ``chain`` that is ready in the usable tiers.
+    """How far ``chain`` is ready in the usable tiers, from block ``first`` on.
 
     Args:
         chain: The prompt, under its namespace.
-        max_tokens: Tokens that may be matched at most.
+        first: Number of the first block that is wanted; what stands before it need not be anywhere.
+        max_tokens: Tokens from token 0 that may be matched at most.
         page_tokens: The last block may be matched to a multiple of this.
         usable: Which tiers may be read.
         tiers: Each tier's blocks.
     """
     size = chain.block_tokens
     max_tokens = min(max_tokens, chain.num_tokens)
-    runs = _match_whole(chain, max_tokens // size, usable, tiers)
-    block = runs[-1].last if runs else 0
+    runs = _match_whole(chain, first, max_tokens // size, usable, tiers)
+    block = runs[-1].last if runs else first
     rest = max_tokens - block * size
     inside = None
     if rest >= page_tokens:
         wanted = chain.block(block, min(rest, size))
         inside = _match_inside(chain.parent(block), wanted, page_tokens, usable, tiers)
-    return Match(tuple(runs), inside, size)
+    return Match(first, tuple(runs), inside, size)
 
 
-def _match_whole(chain: BlockChain, whole: int, usable: Usable, tiers: Sequence[TierPlaces]) -> list[Run]:
+def _match_whole(
+    chain: BlockChain, first: int, whole: int, usable: Usable, tiers: Sequence[TierPlaces]
+) -> list[Run]:
     runs: list[Run] = []
-    block = 0
+    block = first
     stride = _FIRST_STRIDE
     while block < whole:
         # Keys are made in growing strides, so that a miss costs little, however long the prompt.

@@ -125,6 +125,13 @@ class TierPlaces:
                 at += last - first
         return at
 
+    def run_before(self, keys: Sequence[BlockKey], stop: int) -> int:
+        """How many of a prompt's ``keys`` are here right before position ``stop``, without a gap."""
+        at = stop
+        while at and keys[at - 1] in self._by_key:
+            at -= self._find(keys[at - 1])[1] + 1
+        return stop - at
+
     def first_of(self, keys: Sequence[BlockKey], start: int, stop: int) -> int:
         """Position of the first of ``keys[start:stop]`` that is here; ``stop`` if none is."""
         by_key, count = self._by_key, _FIRST_LOOK

@@ -122,9 +122,14 @@ def plan_load(chain: BlockChain, match: Match, start: int) -> LoadPlan:
     """Blocks that bring tokens ``start`` to the end of ``match``.
 
     ``start`` may lie inside a block: the engine has that block's beginning already.
+
+    Raises:
+        ValueError: the match begins behind the block of ``start``.
     """
     size = chain.block_tokens
     begin = min(start // size, match.num_blocks)
+    if begin < match.first:
+        raise ValueError(f"a match from block {match.first} on does not bring token {start}")
     keys = chain.keys(match.num_blocks)[begin:]
     tiers: list[int] = []
     for run in match.runs:

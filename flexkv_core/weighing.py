@@ -79,13 +79,12 @@ class Weighing:
     def _offers(self, chain: BlockChain, match: Match, start: int) -> tuple[list[Run], list[Offer]]:
         """Runs, cut where what is on its way ends; and per run an offer, one more for a part of a block."""
         size = self._layout.block_tokens
-        runs = [piece for run in match.runs for piece in self._pieces(chain, run, start // size)]
+        runs = [piece for run in match.runs for piece in self._pieces(chain, run)]
         offers = []
         for run in runs:
-            first = max(run.first, min(start // size, run.last))
-            tokens = max(0, run.last * size - max(run.first * size, start))
-            is_free = tokens == 0 or self.is_on_its_way(chain.key(first))
-            offers.append(self._offer(run.tier, run.last - first, tokens, is_free=is_free))
+            tokens = run.last * size - max(run.first * size, start)
+            is_free = self.is_on_its_way(chain.key(run.first))
+            offers.append(self._offer(run.tier, run.last - run.first, tokens, is_free=is_free))
         inside = match.inside
         if inside is not None:
             tokens = max(0, match.num_tokens - max(match.num_blocks * size, start))
@@ -93,15 +92,14 @@ class Weighing:
             offers.append(self._offer(inside.tier, 1, tokens, is_free=is_free))
         return runs, offers
 
-    def _pieces(self, chain: BlockChain, run: Run, begin: int) -> list[Run]:
-        """What the engine has, what is on its way, and the rest."""
+    def _pieces(self, chain: BlockChain, run: Run) -> list[Run]:
+        """What is on its way, and the rest."""
         if self._is_in_host(run.tier):
             return [run]
-        at = min(max(run.first, begin), run.last)
-        has = at
+        at = run.first
         while at < run.last and self.is_on_its_way(chain.key(at)):
             at += 1
-        edges = [run.first, has, at, run.last]
+        edges = [run.first, at, run.last]
         return [Run(run.tier, a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b]
 
     def _offer(self, tier: int, num_blocks: int, num_tokens: int, *, is_free: bool) -> Offer:
@@ -136,7 +134,7 @@ def _cut(match: Match, runs: list[Run], cut: Cut, num_offers: int) -> Match:
         kept.append(Run(run.tier, run.first, min(run.last, run.first + cut.num_blocks)))
     elif cut.num_blocks:
         inside = match.inside
-    return Match(tuple(_merged(kept)), inside, match.block_tokens)
+    return Match(match.first, tuple(_merged(kept)), inside, match.block_tokens)
 
 
 def _merged(runs: list[Run]) -> list[Run]:

@@ -133,7 +133,7 @@ class FlexKVConnector:
             seen.is_told = True
             self.manager.note_recompute(found, _label(handle))
         self._note_origin(handle, seen, found, have)
-        self._bring_nearer(handle, seen, found, scope)
+        self._bring_nearer(handle, seen, found, scope, have)
         return found.num_tokens - have
 
     def load_failed(self, handle: Hashable) -> None:
@@ -185,13 +185,13 @@ class FlexKVConnector:
                 found.why,
             )
 
-    def _bring_nearer(self, handle: Hashable, seen: _Seen, found: Lookup, scope: Scope) -> None:
+    def _bring_nearer(self, handle: Hashable, seen: _Seen, found: Lookup, scope: Scope, have: int) -> None:
         """Ask once for what lies below the first tier, so that it is there when the request is admitted."""
         is_below = any(tier != self._first_tier for tier in found.tokens_by_tier)
         if seen.asked_for_more or not self._engine.prefetch or not is_below:
             return
         seen.asked_for_more = True
-        task = self.manager.prefetch_async(seen.sequence, scope=scope, label=_label(handle))
+        task = self.manager.prefetch_async(seen.sequence, start=have, scope=scope, label=_label(handle))
         if task != NO_TASK:
             seen.prefetch = task
             self._prefetches.add(task)
