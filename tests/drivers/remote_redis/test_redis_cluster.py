@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-import threading
 from contextlib import ExitStack, suppress
 
 import pytest
 import redis
 
 from flexkv_core import Status, TierTimeoutError, TierUnavailableError
+from flexkv_core.testing.kit import Crew
 from tests.support.redis_server import (
     DEADLINE_S,
     RedisServer,
@@ -33,7 +33,7 @@ class Cluster:
         self.url = nodes[0].url
         addresses = [f"127.0.0.1:{node.port}" for node in nodes]
         command = ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
         for node in nodes:
             wait_until(lambda node=node: self.state(node) == "ok", "the cluster is formed")
 
@@ -66,7 +66,8 @@ def cluster(tmp_path_factory):
 
 
 def _nodes(stack, folder):
-    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
+    # So long that no node is taken for dead, and the whole cluster for down, because a machine is busy.
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "60000")
     return [stack.enter_context(RedisServer(folder / str(i), *options, port=free_port())) for i in range(3)]
 
 
@@ -91,13 +92,11 @@ def test_calls_do_not_queue_up_before_a_cluster_that_hangs(open_tier):
         hole.bind(("127.0.0.1", 0))
         hole.listen(64)
         tier = open_tier(
-            f"redis://127.0.0.1:{hole.getsockname()[1]}", cluster=True, timeout_s=0.5, connections=8
+            f"redis://127.0.0.1:{hole.getsockname()[1]}", cluster=True, timeout_s=1.5, connections=8
         )
-        calls = [threading.Thread(target=_fails, args=(tier,)) for _ in range(8)]
-        for call in calls:
-            call.start()
-        for call in calls:
-            call.join(DEADLINE_S)
+        calls = Crew(DEADLINE_S)
+        calls.start(8, lambda _number: _fails(tier))
+        calls.join()
         hole.setblocking(False)
         num_tries = 0
         with suppress(BlockingIOError):

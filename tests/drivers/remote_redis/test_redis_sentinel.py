@@ -23,7 +23,7 @@ def watched(tmp_path):
             config.write_text(
                 f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nlogfile {tmp_path}/sentinel.log\n"
                 f"sentinel monitor kv 127.0.0.1 {master.port} 1\n"
-                "sentinel down-after-milliseconds kv 500\nsentinel failover-timeout kv 2000\n"
+                "sentinel down-after-milliseconds kv 3000\nsentinel failover-timeout kv 6000\n"
             )
             process = subprocess.Popen(["redis-server", str(config), "--sentinel"])
             try:
