@@ -206,8 +206,6 @@ class Bench:
 
     def _server(self, work: Path, name: str, flags: list[str]) -> ServerProcess:
         fixed = ["--model-path", str(self._model), *CPU_FLAGS, "--max-running-requests", "4"]
-        # The second one finds less memory free while it starts; what is taken is bounded below.
-        fixed += ["--mem-fraction-static", "0.5"]
         fixed += ["--max-total-tokens", str(POOL_PROMPTS * self._args.tokens)]
         environment = {
             **CPU_ENVIRONMENT,
