@@ -253,6 +253,12 @@ def admission_tokens(adder: Any, req: Any) -> int:
     return int(len(req.full_untruncated_fill_ids) - have + answer + adder.tree_cache.page_size)
 
 
+def has_work(adder: Any) -> bool:
+    """Whether a pass has requests that run, or are admitted already."""
+    running = adder.running_batch
+    return bool(adder.can_run_list) or (running is not None and bool(running.reqs))
+
+
 def free_rows(adder: Any) -> int:
     """How many more requests a pass may admit."""
     rows = adder.tree_cache.req_to_token_pool.available_size()

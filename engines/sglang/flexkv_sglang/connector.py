@@ -252,17 +252,19 @@ class FlexKVConnector:
         self.manager.launch([task], [slots], layerwise=True)
         return self.manager.ticket(task)
 
-    def wait_staged(self, task: int) -> bool:
-        """Wait, as long as this pass may, until a load's blocks lie in host slots, or it has ended."""
-        with self._load_wait.spending() as left:
-            return self._wait(lambda: self.manager.is_staged(task) or self.manager.is_over(task), left)
+    def wait_staged(self, task: int, timeout_s: float | None = None) -> bool:
+        """Wait until a load's blocks lie in host slots, or it has ended; how long: as ``wait_over``."""
+        return self._wait_for(lambda: self.manager.is_staged(task) or self.manager.is_over(task), timeout_s)
 
     def wait_over(self, task: int, timeout_s: float | None = None) -> bool:
         """Wait until nothing of a task touches any slot: up to ``timeout_s``, or as long as this pass may."""
+        return self._wait_for(lambda: self.manager.is_over(task), timeout_s)
+
+    def _wait_for(self, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
         if timeout_s is not None:
-            return self._wait(lambda: self.manager.is_over(task), timeout_s)
+            return self._wait(is_so, timeout_s)
         with self._load_wait.spending() as left:
-            return self._wait(lambda: self.manager.is_over(task), left)
+            return self._wait(is_so, left)
 
     def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
         end = time.monotonic() + timeout_s

@@ -146,8 +146,10 @@ class RequestLoads:
             if load is None:
                 return Verdict.RECOMPUTE
         if load is not None:
+            # Who waits longer than one pass holds nobody else up any more.
+            timeout_s = 0.0 if load.asked and self._tree.others_run else None
             load.asked, load.asked_tick = time.monotonic(), self._ticks
-            verdict = self._progress(handle, load, promise.req)
+            verdict = self._progress(handle, load, promise.req, timeout_s)
         if verdict is Verdict.ASK_AGAIN and (is_late or not may_wait):
             return self._wait_no_more(handle)
         return verdict
@@ -192,14 +194,16 @@ class RequestLoads:
         load = self.open[promise.handle] = Load(task, promise.have, promise.count, key, promise.node)
         return load
 
-    def _progress(self, handle: RequestHandle, load: Load, req: Any) -> Loaded | Verdict:
+    def _progress(
+        self, handle: RequestHandle, load: Load, req: Any, timeout_s: float | None
+    ) -> Loaded | Verdict:
         """One step: staged, then slots, then copied, or on the way by layer.
 
-        All loads of a pass wait ``load_wait_s`` together.
+        Without a ``timeout_s`` all loads of a pass wait ``load_wait_s`` together.
         """
         manager = self._manager
         if load.slots is None:
-            if not self._connector.wait_staged(load.task):
+            if not self._connector.wait_staged(load.task, timeout_s):
                 return Verdict.ASK_AGAIN
             if not manager.is_over(load.task):
                 load.slots = compat.alloc_slots(self._tree, load.count)
@@ -212,7 +216,7 @@ class RequestLoads:
                     return self._collect(handle, load, req, by_layer)
         ticket = manager.ticket(load.task)
         is_ordered = ticket is not None and ticket.order_behind()
-        if not is_ordered and not self._connector.wait_over(load.task):
+        if not is_ordered and not self._connector.wait_over(load.task, timeout_s):
             return Verdict.ASK_AGAIN
         return self._collect(handle, load, req)
 

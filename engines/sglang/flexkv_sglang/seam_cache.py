@@ -43,12 +43,14 @@ class Asking:
     Attributes:
         may_wait: Whether the request may be told to ask again.
         waits: Whether it was.
+        others_run: Whether the scheduler has other work, which would stand still if it were held up.
     """
 
     def __init__(self, adder: Any, held: int, *, may_wait: bool) -> None:
         """Until ``settle`` the ``held`` tokens of the request's own load count as free."""
         self.may_wait = may_wait
         self.waits = False
+        self.others_run = compat.has_work(adder)
         self._adder = adder
         self._held = held
         compat.lend_tokens(adder, held)
@@ -169,6 +171,11 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
         Returns:
             A number of tokens from 0; cut to whole pages and to the prompt by the caller.
         """
+
+    @property
+    def others_run(self) -> bool:
+        """Whether the scheduler has other work than the request that it asks about."""
+        return self.asking is not None and self.asking.others_run
 
     @abstractmethod
     def on_load_back(

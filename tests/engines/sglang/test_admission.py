@@ -75,6 +75,27 @@ def test_who_waits_is_computed_at_its_deadline_and_others_run(tmp_path: Path) ->
         assert w.ask(range(1000, 1050)).req.output_ids == other.req.output_ids
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_a_load_holds_the_scheduler_up_in_its_first_pass_only(tmp_path: Path, others: bool) -> None:
+    """Whoever decodes would stand still for ``load_wait_s`` in every pass; an idle scheduler may wait."""
+    with hanging(tmp_path, range(100)) as (w, release):
+        connector = w.cache.connector
+        decoding = w.submit(range(1000, 1010), outputs=30)
+        w.step()
+        if not others:
+            w.run(decoding)
+        w.submit(range(100))
+        times: list[float] = []
+        plain = connector._wait
+        connector._wait = lambda is_so, timeout_s: times.append(timeout_s) or plain(is_so, timeout_s)
+        for _ in range(4):
+            w.step()
+        assert times[0] > 0
+        assert [time > 0 for time in times[1:]] == [not others] * 3
+        release()
+        w.run()
+
+
 def test_a_load_that_has_come_is_first_in_line(tmp_path: Path) -> None:
     """The next pass has it, whoever came behind it in the meantime."""
     with hanging(tmp_path, range(100)) as (w, release):
