@@ -16,7 +16,7 @@ from sglang.srt.mem_cache.allocator import paged
 from sglang.srt.mem_cache.base_prefix_cache import InitLoadBackParams
 
 from flexkv_sglang import admission, compat
-from flexkv_sglang.seam_cache import RetryLater
+from flexkv_sglang.handover import RetryLater
 
 
 def apart(req: Any) -> tuple[Any, ...]:

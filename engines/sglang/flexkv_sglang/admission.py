@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import compat
-from .seam_cache import Asking, RetryLater, SeamRadixCache
+from .handover import Asking, RetryLater
+from .seam_cache import SeamRadixCache
 
 MOST_PASSED_OVER = 8
 """Requests that may be passed over in one pass; the next one ends it.  Each costs a match in every pass, and

@@ -27,7 +27,7 @@ from flexkv_core.transfer import Ticket
 from . import compat
 
 if TYPE_CHECKING:
-    from .seam_cache import Checkpoint
+    from .handover import Checkpoint
 
 logger = logging.getLogger(__name__)
 

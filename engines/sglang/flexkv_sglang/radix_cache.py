@@ -27,6 +27,7 @@ from .border import attempt, guarded
 from .compat import RequestHandle
 from .connector import FlexKVConnector
 from .counters import CounterLog
+from .handover import Checkpoint, Loaded, Prompt, Verdict
 from .identity import AdapterDigests
 from .layerwise import LayerwiseLoads
 from .ordered import OrderedCopies
@@ -34,7 +35,7 @@ from .prefill import PrefillTimes
 from .quarantine import Quarantine
 from .request_loads import Promise, RequestLoads
 from .request_stores import RequestStores
-from .seam_cache import Checkpoint, Loaded, Prompt, SeamRadixCache, Verdict
+from .seam_cache import SeamRadixCache
 from .stale import StaleKV
 from .startup import await_layers, choose_mode, log_ready, open_chain
 

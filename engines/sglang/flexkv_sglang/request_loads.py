@@ -22,10 +22,10 @@ from . import compat
 from .admission import MOST_PASSED_OVER
 from .compat import RequestHandle
 from .connector import FlexKVConnector
+from .handover import Loaded, Verdict
 from .layerwise import LayerwiseLoads
 from .ordered import OrderedCopies
 from .quarantine import Quarantine
-from .seam_cache import Loaded, Verdict
 
 _ORPHAN_S = 1.0
 _ORPHAN_TICKS = 8

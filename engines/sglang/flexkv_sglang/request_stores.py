@@ -11,7 +11,7 @@ from typing import Any
 from flexkv_core.manager import NO_TASK, Scope
 
 from .connector import FlexKVConnector
-from .seam_cache import Checkpoint
+from .handover import Checkpoint
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from seam_scenario import World
 
 from flexkv_sglang import scheduler_hooks
-from flexkv_sglang.seam_cache import Verdict
+from flexkv_sglang.handover import Verdict
 
 
 def call(function, *args, **kwargs):

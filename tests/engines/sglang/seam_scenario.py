@@ -31,7 +31,8 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from flexkv_sglang import compat
-from flexkv_sglang.seam_cache import Loaded, RetryLater, SeamRadixCache, Verdict
+from flexkv_sglang.handover import Loaded, RetryLater, Verdict
+from flexkv_sglang.seam_cache import SeamRadixCache
 
 SIZE = 512
 

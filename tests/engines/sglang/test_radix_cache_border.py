@@ -11,7 +11,7 @@ from flexkv_core import EngineError
 pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installed (make setup)")
 
 from flexkv_sglang.connector import WaitBudget  # noqa: E402 - after the check above
-from flexkv_sglang.seam_cache import Loaded  # noqa: E402
+from flexkv_sglang.handover import Loaded  # noqa: E402
 from tests.support.sglang_world import cpu, world  # noqa: E402
 
 
