@@ -46,6 +46,7 @@ from .wrappers import wrap
 logger = logging.getLogger(__name__)
 
 _EXPIRE_EVERY_S = 0.01
+_TELL_EVERY_S = 10.0
 _CLOSE_AT_LEAST_S = 0.5
 """What a tier gets for its ``close`` however late it is."""
 _OWNERS = (FillBatch, CascadeBatch, Probe)
@@ -87,6 +88,7 @@ class TierChain:
         self._on_receipt = on_receipt
         self._completions = Completions()
         self._last_expire = clock()
+        self._last_fault = float("-inf")
         self._is_closed = False
         first = tiers[0] if isinstance(tiers[0], DirectTier) else None
         self.host = HostSlots(first, config.staging, layout.slot_bytes)
@@ -330,7 +332,10 @@ class TierChain:
         now = self._clock()
         self.cascade.tick(now)
         for message in messages:
-            self._handle(message, now)
+            try:
+                self._handle(message, now)
+            except Exception as exc:  # noqa: BLE001 - those behind it hold slots and pins, which must come back
+                self._fault(exc, now)
         self.loads.advance(now)
         self.stores.advance(now)
         self._expire(now)
@@ -340,6 +345,13 @@ class TierChain:
             self._last_expire = now
             for link in self.links:
                 link.workers.expire(now)
+
+    def _fault(self, exc: Exception, now: float) -> None:
+        """A message could not be taken in, which is a fault of the core: counted, and told now and then."""
+        self.metrics.count("core_faults")
+        if now - self._last_fault >= _TELL_EVERY_S:
+            self._last_fault = now
+            logger.error("[FlexKV] the end of a call could not be taken in", exc_info=exc)
 
     def _handle(self, message: Message, now: float) -> None:
         if isinstance(message, Notice):

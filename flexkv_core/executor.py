@@ -297,6 +297,7 @@ class _Lane:
     def _run(self, call: Call) -> list[Outcome]:
         tier = self._tier
         try:
+            call.left = call.removes  # until they have been tried
             with within(call.deadline, self._clock):
                 views = call.buffers()
                 if call.verb is Verb.LOAD:

@@ -89,6 +89,7 @@ IN_THE_LOG = frozenset(
         "abandoned_tasks",
         "adapter_faults",
         "codec_failures",
+        "core_faults",
         "driver_bugs",
         "evict_failures",
         "evicted_blocks",

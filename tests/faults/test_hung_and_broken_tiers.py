@@ -446,3 +446,40 @@ def test_seeded_schedules_never_give_wrong_bytes(seed):
         world.clock.advance(0.4)
     assert loaded > 0
     world.close()
+
+
+@pytest.mark.parametrize("part", ["fills.filled", "cascade.stored", "_probes.answered", "_state_changed"])
+def test_a_message_that_cannot_be_taken_in_takes_no_other_with_it(part, monkeypatch, caplog):
+    """Of whatever kind it is: a fault of the core is counted, and what came behind it is taken in."""
+    shared = FaultTier(MemoryTier(context_for(LAYOUT), TierCapabilities(shared=True)))
+    own = FaultTier(MemoryTier(context_for(LAYOUT), TierCapabilities(can_list=True)))
+    policy = ONE | {"breaker_failures": 1}
+    world = World([(cpu_tier(LAYOUT, 32), {}), (own, policy), (shared, policy)], layout=LAYOUT)
+    chain, where = world.chain, part.split(".")
+    owner = getattr(chain, where[0]) if len(where) > 1 else chain
+    handler, told = getattr(owner, where[-1]), []
+
+    def fail_once(*args):
+        handler(*args)
+        told.append(args)
+        if len(told) == 1:
+            raise ValueError("made by the test")
+
+    monkeypatch.setattr(owner, where[-1], fail_once)
+    world.begin_store(prompt(1, 4))
+    chain.drain(20)
+    chain._parts.capacity.evict(chain.links[0], 32, is_final=True)
+    for tier in (own, shared):
+        tier.add("load", Fault(FaultKind.RAISE))
+    chain.probe(world.sequence(prompt(2, 2)), 0)
+    world.begin_load(prompt(1, 4))
+    world.begin_store(prompt(3, 4))
+    end = time.monotonic() + 20
+    while not told or chain.num_under_way:
+        assert time.monotonic() < end
+        chain.wait_for_message(0.01)
+    assert world.count("core_faults") == 1
+    assert caplog.text.count("could not be taken in") == 1
+    assert chain.index.num_pins == 0
+    assert chain.host.num_lent == 0
+    world.close()

@@ -129,7 +129,8 @@ class World:
             self.chain.wait_for_message(0.005)
 
     def assert_idle(self) -> None:
-        """No pin, no lent slot, no violation."""
+        """No pin, no lent slot, no violation, no fault that was only counted."""
+        assert self.count("core_faults") == 0
         assert self.chain.index.num_pins == 0
         assert self.chain.host.num_lent == 0
         assert self.chain.host.num_quarantined == 0

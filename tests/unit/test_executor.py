@@ -181,6 +181,20 @@ def test_evictions_are_cut_and_what_stays_is_told(bench):
     assert [count for operation, count in one.tier.calls if operation == "evict"] == [2, 2, 1]
 
 
+def test_evictions_are_told_also_if_the_store_failed_before_them(bench):
+    """Sealing may fail: what was to make room then is out of the index, and still there."""
+    one = bench()
+
+    def fail() -> None:
+        raise ValueError("made by the test")
+
+    keys = [value.key for value in one.values[2:5]]
+    one.submit(Verb.STORE, 2, buffers=fail, evict_first=keys)
+    (end,) = one.take(1)
+    assert not end.is_adrift
+    assert list(end.call.left) == keys
+
+
 @pytest.mark.parametrize("verb", [Verb.EVICT, Verb.STORE])
 def test_evictions_that_never_began_are_told(bench, verb):
     one = bench()
