@@ -4,7 +4,10 @@ Failures in a row are counted for each operation: a store that answers questions
 not look healthy for its answers.  It comes back with any call that succeeds, and goes at the next failure
 of the operation that took it down.
 
-Threads: any; ``_lock`` covers the state, and no call is made while it is held.
+While one call probes, others wait for its answer: they are most often parts of one load or store, cut for
+several threads, of which a single part would be of no use.
+
+Threads: any; ``_answered`` covers the state, and no call is made while it is held.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Callable, Sequence
 from ..keys import BlockKey
 from ..tier import BufferState, Outcome, Status, Tier, failed
 from .base import WrappedTier
+from .deadline import remaining_s
 
 DOWN = frozenset({Status.UNAVAILABLE, Status.TIMEOUT, Status.DENIED, Status.INVALID})
 """Statuses that say something about the tier, not about a block.
@@ -45,14 +49,20 @@ class BreakerTier(WrappedTier):
         reset_s: float,
         on_change: StateChanged = lambda _state, _reason: None,
         clock: Callable[[], float] = time.monotonic,
+        most_wait_s: float = 5.0,
     ) -> None:
-        """A breaker that opens after ``failures`` failed calls and probes every ``reset_s`` seconds."""
+        """A breaker that opens after ``failures`` failed calls and probes every ``reset_s`` seconds.
+
+        ``most_wait_s`` is how long a call waits for a probe, if its deadline leaves it so long: what takes
+        longer is no tier that anybody should wait for.
+        """
         super().__init__(inner)
         self._limit = failures
         self._reset_s = reset_s
         self._on_change = on_change
         self._clock = clock
-        self._lock = threading.Lock()
+        self._most_wait_s = most_wait_s
+        self._answered = threading.Condition()
         self._failures: dict[str, int] = {}
         self._down_since: float | None = None
         self._is_probing = False
@@ -112,8 +122,9 @@ class BreakerTier(WrappedTier):
                 self._note(operation, is_down=True, reason=repr(exc))
             raise
         if self._limit and outcomes and all(outcome.status in NEUTRAL for outcome in outcomes):
-            with self._lock:
+            with self._answered:
                 self._is_probing = False  # nothing was learnt: the next call may find out
+                self._answered.notify_all()
         elif self._limit and outcomes:
             bad = next((outcome for outcome in outcomes if outcome.status in DOWN), None)
             is_down = bad is not None and all(o.status in DOWN for o in outcomes)
@@ -121,7 +132,12 @@ class BreakerTier(WrappedTier):
         return outcomes
 
     def _may_pass(self) -> bool:
-        with self._lock:
+        if self._down_since is None:  # as always: nothing to wait for
+            return True
+        with self._answered:
+            self._answered.wait_for(
+                lambda: not self._is_probing, timeout=max(0.0, min(self._most_wait_s, remaining_s()))
+            )
             if self._down_since is None:
                 return True
             if self._is_probing or self._clock() - self._down_since < self._reset_s:
@@ -132,9 +148,10 @@ class BreakerTier(WrappedTier):
 
     def _note(self, operation: str, *, is_down: bool, reason: str, is_final: bool = False) -> None:
         change: tuple[str, str] | None = None
-        with self._lock:
+        with self._answered:
             was_down = self._down_since is not None
             self._is_probing = False
+            self._answered.notify_all()
             if not is_down:
                 self._failures.pop(operation, None)
                 self._down_since = None

@@ -196,6 +196,41 @@ def test_the_breaker_opens_probes_and_closes(broken):
     assert world.count("tier_state_changes", state="up") == 1
 
 
+@pytest.mark.parametrize("work", ["store", "load"])
+def test_the_first_work_after_a_recovery_is_whole(work):
+    """Of whatever is cut for several threads one call probes; the others are not refused meanwhile."""
+    tier = FaultTier(MemoryTier(context_for(LAYOUT), TierCapabilities(max_batch=2, max_concurrency=8)))
+    policy = {"breaker_failures": 1, "breaker_reset_s": 5.0, "promote": "never"}
+    world = World([(cpu_tier(LAYOUT, 32), {}), (tier, policy)], layout=LAYOUT)
+    for seed in range(3):
+        world.store(prompt(seed, 16))
+    tier.always(work, Fault(FaultKind.RAISE))
+    if work == "store":
+        world.store(prompt(5, 2))
+    else:
+        assert world.load(prompt(0, 2)) == 0
+    link = world.chain.links[1]
+    assert not link.is_up
+    world.clock.advance(6.0)
+    tier.always(work, None)
+    tier.add(work, Fault(FaultKind.HANG))
+    if work == "store":
+        world.begin_store(prompt(6, 16))
+    else:
+        job, _ = world.begin_load(prompt(0, 16))
+    world.chain.poll()
+    tier.wait_hanging()
+    tier.release()
+    world.settle()
+    assert link.is_up
+    if work == "store":
+        assert world.chain.index.missing(1, world.sequence(prompt(6, 16)).keys()) == []
+    else:
+        assert job.num_tokens == 16 * BLOCK
+        assert job.state == "done"
+    world.close()
+
+
 def test_a_tier_that_goes_down_takes_no_stores_and_loses_none_later(broken):
     one = broken(below={"breaker_failures": 1})
     one.tier.always("store", Fault(FaultKind.RAISE))

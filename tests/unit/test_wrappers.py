@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from flexkv_core.envelope import write_header
@@ -230,7 +233,7 @@ def test_no_try_goes_beyond_the_deadline(tier):
 class Watched:
     """A breaker over a tier that fails on command, and the changes it told."""
 
-    def __init__(self, tier: FaultTier, failures: int = 2) -> None:
+    def __init__(self, tier: FaultTier, failures: int = 2, most_wait_s: float = 0.01) -> None:
         self.tier, self.clock, self.changes = tier, FakeClock(), []
         self.breaker = BreakerTier(
             GuardedTier(tier, "t", Metrics()),
@@ -238,6 +241,7 @@ class Watched:
             reset_s=5.0,
             on_change=lambda state, _reason: self.changes.append(state),
             clock=self.clock,
+            most_wait_s=most_wait_s,
         )
 
     def ask(self, fault: Fault | None = None) -> str:
@@ -358,6 +362,63 @@ def test_one_probe_at_a_time_and_a_broken_one_is_over(tier):
     w.breaker.inner = tier
     w.clock.advance(5)
     assert w.ask() == "ok"
+
+
+OPERATIONS = {
+    "lookup": lambda tier: tier.lookup(KEYS),
+    "load": lambda tier: tier.load(KEYS, buffers()),
+    "store": lambda tier: tier.store(KEYS, [memoryview(bytes(8))] * len(KEYS)),
+    "evict": lambda tier: tier.evict(KEYS),
+}
+
+
+@pytest.mark.parametrize("probe", OPERATIONS)
+@pytest.mark.parametrize("sibling", OPERATIONS)
+@pytest.mark.parametrize("is_well", [True, False])
+def test_who_comes_while_a_probe_is_under_way_gets_its_answer(tier, probe, sibling, is_well, monkeypatch):
+    gate = FaultTier(tier)
+    w = Watched(gate, failures=1, most_wait_s=30.0)
+    w.ask(DOWN)
+    gate.always("lookup", None)
+    gate.add(probe, Fault(FaultKind.HANG))
+    tier.always(probe, None if is_well else DOWN)
+    w.clock.advance(5)
+    waiting, wait_for = threading.Semaphore(0), w.breaker._answered.wait_for
+
+    def watched(*args, **kwargs):
+        waiting.release()  # whoever answers needs the lock, which this thread has until it waits
+        return wait_for(*args, **kwargs)
+
+    before = len(gate.calls)
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(OPERATIONS[probe], w.breaker)
+        gate.wait_hanging()
+        monkeypatch.setattr(w.breaker._answered, "wait_for", watched)
+        others = [threads.submit(OPERATIONS[sibling], w.breaker) for _ in range(3)]
+        assert all(waiting.acquire(timeout=30) for _ in others)
+        assert len(gate.calls) == before + 1
+        gate.release()
+        found = [one.result(30)[0].status for one in (first, *others)]
+    is_refused = [status is Status.UNAVAILABLE for status in found]
+    assert is_refused == [not is_well] * 4
+    assert len(gate.calls) == before + (4 if is_well else 1)
+
+
+@pytest.mark.parametrize("limit", ["its deadline", "the breaker's patience"])
+def test_a_probe_is_not_waited_for_without_an_end(tier, limit):
+    w = Watched(tier, failures=1, most_wait_s=0.05 if limit == "the breaker's patience" else 600.0)
+    w.ask(DOWN)
+    w.tier.always("lookup", None)
+    w.clock.advance(5)
+    tier.add("lookup", Fault(FaultKind.HANG))
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(w.breaker.lookup, KEYS)
+        tier.wait_hanging()
+        with within(0.05 if limit == "its deadline" else 600.0, lambda: 0.0):
+            assert w.breaker.lookup(KEYS)[0].status is Status.UNAVAILABLE
+        tier.release()
+        first.result(30)
+    assert w.breaker.is_up
 
 
 # ---- meter and the stack -------------------------------------------------------------------------
