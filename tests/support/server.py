@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 from flexkv_core.cli._process import CPU_ENVIRONMENT, CPU_FLAGS, ServerProcess
@@ -66,11 +67,11 @@ def starter(logs: Path) -> StartServer:
     where it is about that.
     """
 
+    numbers = count()
+
     @contextmanager
     def start(setup: Setup) -> Iterator[ServerProcess]:
-        log = logs / f"server-{len(list(logs.glob('server-*.log')))}.log"
-        log.touch()
-        server = setup.process(log).start()
+        server = setup.process(logs / f"server-{next(numbers)}.log").start()
         try:
             yield server
         finally:

@@ -19,6 +19,7 @@ from tests.engines.sglang.server import (
     update_weights,
     verify,
 )
+from tests.engines.sglang.sharing import Pair, SharedStore, two_servers
 from tests.engines.sglang.versions import RUNNING, TREES, Imported
 from tests.support.models import write_tiny_model
 from tests.support.server import SHIM, Setup, StartServer, ask, starter
@@ -114,6 +115,18 @@ def without_chain(
         verified = verify(plain, "test", file)
         assert update_weights(plain, other_llama)
         return WithoutChain(file, verified, prompts, [ask(plain, tokens) for tokens in prompts])
+
+
+@pytest.fixture(scope="module")
+def pair(
+    store: SharedStore,
+    start_server: StartServer,
+    tiny_llama: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Pair]:
+    """Two servers over the store that the file gives."""
+    with two_servers(store, start_server, tiny_llama, tmp_path_factory.mktemp("chain")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

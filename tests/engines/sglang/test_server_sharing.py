@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
 import pytest
 
 from tests.engines.sglang.server import ask_after_flush, prompt
-from tests.engines.sglang.sharing import (
-    BLOCK,
-    Pair,
-    SharedStore,
-    check_tenants_do_not_share,
-    check_what_one_stored_the_other_serves,
-    check_writers_of_one_block_do_no_harm,
-    two_servers,
-)
+from tests.engines.sglang.sharing import BLOCK, Pair, SharedStore, SharingTests
 from tests.support.redis_server import RedisServer, require_redis, wait_until
-from tests.support.server import StartServer, ask
+from tests.support.server import ask
 
 pytestmark = pytest.mark.server
 
@@ -32,25 +23,13 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="module")
-def pair(
-    redis: RedisServer, start_server: StartServer, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
+def store(redis: RedisServer) -> SharedStore:
     options = f'{{url: "{redis.unix_url}"}}'
-    store = SharedStore("remote_redis", options, lambda: int(str(redis.ask("DBSIZE"))))
-    with two_servers(store, start_server, tiny_llama, tmp_path_factory.mktemp("chain")) as running:
-        yield running
+    return SharedStore("remote_redis", options, lambda: int(str(redis.ask("DBSIZE"))))
 
 
-def test_what_one_stored_the_other_serves(pair: Pair) -> None:
-    check_what_one_stored_the_other_serves(pair)
-
-
-def test_tenants_do_not_share(pair: Pair) -> None:
-    check_tenants_do_not_share(pair)
-
-
-def test_writers_of_one_block_do_no_harm(pair: Pair) -> None:
-    check_writers_of_one_block_do_no_harm(pair)
+class TestRedis(SharingTests):
+    pass
 
 
 def test_a_dead_store_is_a_recompute_and_comes_back(redis: RedisServer, pair: Pair) -> None:

@@ -5,21 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from tests.engines.sglang.sharing import (
-    Pair,
-    SharedStore,
-    check_tenants_do_not_share,
-    check_what_one_stored_the_other_serves,
-    check_writers_of_one_block_do_no_harm,
-    two_servers,
-)
+from tests.engines.sglang.sharing import SharedStore, SharingTests
 from tests.support.ceph_rgw import missing_programs
 from tests.support.s3_client import KEYS, Bucket, make_client
-from tests.support.server import StartServer
 
 pytestmark = pytest.mark.server
 
@@ -42,24 +33,5 @@ def store(request: pytest.FixtureRequest) -> Iterator[SharedStore]:
         yield SharedStore("s3", options, lambda: len(bucket.names("/blocks/")))
 
 
-@pytest.fixture(scope="module")
-def pair(
-    store: SharedStore,
-    start_server: StartServer,
-    tiny_llama: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Pair]:
-    with two_servers(store, start_server, tiny_llama, tmp_path_factory.mktemp("chain")) as running:
-        yield running
-
-
-def test_what_one_stored_the_other_serves(pair: Pair) -> None:
-    check_what_one_stored_the_other_serves(pair)
-
-
-def test_tenants_do_not_share(pair: Pair) -> None:
-    check_tenants_do_not_share(pair)
-
-
-def test_writers_of_one_block_do_no_harm(pair: Pair) -> None:
-    check_writers_of_one_block_do_no_harm(pair)
+class TestBucket(SharingTests):
+    pass
