@@ -73,10 +73,11 @@ class Task:
     Attributes:
         task_id: Its number, from 1.
         num_tokens: Length of the sequence.
-        job: What runs; None for a batch, and where there was nothing to do.
+        job: What runs; None for a batch, where there was nothing to do, and once only the end is kept.
         ranges: Tokens that it moves.
         children: The tasks of a batch.
         is_launched: Whether the engine has given it device slots.
+        end: How and why it ended, once that is all that is kept of it.
     """
 
     task_id: int
@@ -85,15 +86,31 @@ class Task:
     ranges: Sequence[tuple[int, int]] = ()
     children: tuple[int, ...] = ()
     is_launched: bool = False
+    end: tuple[KVResponseStatus, str] | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether there was nothing to do, so that it has ended from the start."""
-        return self.job is None and not self.children
+        return self.job is None and not self.children and self.end is None
+
+    @property
+    def cause(self) -> str:
+        """Why it did not succeed; empty otherwise."""
+        if self.end is not None:
+            return self.end[1]
+        return self.job.cause if self.job is not None else ""
+
+    def keep_end(self) -> None:
+        """Let go of the job if it has ended: its plan and slots are many bytes a token."""
+        status = self.status
+        if self.job is not None and status is not None:
+            self.end, self.job = (status, self.cause), None
 
     @property
     def status(self) -> KVResponseStatus | None:
         """How it ended; None while it has not, and for a batch."""
+        if self.end is not None:
+            return self.end[0]
         if self.is_empty:
             return KVResponseStatus.SUCCESS
         job = self.job
@@ -128,7 +145,7 @@ class Tasks:
     @property
     def num_open(self) -> int:
         """Tasks with something to do, or a batch of them."""
-        return sum(not task.is_empty for task in self._tasks.values())
+        return sum(not task.is_empty and task.end is None for task in self._tasks.values())
 
     def open_ids(self) -> list[int]:
         """Tasks that are not known to have ended."""
@@ -168,7 +185,7 @@ class Tasks:
             ValueError: it is unknown, empty or launched already, or moves another number of tokens.
         """
         task = self._tasks.get(task_id)
-        if task is None or task.job is None or task.is_launched:
+        if task is None or task.is_empty or task.children or task.is_launched:
             raise ValueError(f"task {task_id} is unknown, empty or launched already")
         wanted = sum(stop - start for start, stop in task.ranges)
         if len(slots) != wanted:
@@ -194,8 +211,7 @@ class Tasks:
             return None if task.is_launched else KVResponse(KVResponseStatus.UNREADY, task_id)
         self._delivered(task_id)
         ranges = task.ranges if status is KVResponseStatus.SUCCESS else ()
-        cause = task.job.cause if task.job is not None else ""
-        return KVResponse(status, task_id, mask_of(task.num_tokens, ranges), cause)
+        return KVResponse(status, task_id, mask_of(task.num_tokens, ranges), task.cause)
 
     def _batch_answer(self, batch: Task) -> KVResponse | None:
         if not all(self._has_ended(child) for child in batch.children):
@@ -222,7 +238,8 @@ class Tasks:
     def take_abandoned(self) -> list[tuple[int, StoreJob]]:
         """Look at tasks whose lease is over.
 
-        One that has ended and that nobody waited for is only remembered for a while, as empty ones are.
+        One that has ended and that nobody waited for is only remembered for a while, as empty ones are: how
+        it ended, no more.
 
         Returns:
             Stores that were never launched.  They hold host slots: the caller gives them up.
@@ -235,6 +252,7 @@ class Tasks:
             if task is None:
                 continue
             if self.is_over(task_id):
+                task.keep_end()
                 self._remember_ended(task_id)
                 continue
             if isinstance(task.job, StoreJob) and not task.is_launched:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from array import array
 
 import numpy as np
@@ -261,6 +263,42 @@ def test_tasks_that_nobody_waits_for_are_forgotten(engine, monkeypatch):
         engine.manager.poll()
     assert len(engine.manager._tasks) <= 6
     assert engine.manager._tasks.num_leases <= 1
+
+
+@pytest.mark.parametrize("kind", ["get", "put"])
+@pytest.mark.parametrize("end", [OK, CANCELLED, KVResponseStatus.FAILED])
+def test_of_a_task_that_nobody_waits_for_only_its_end_is_kept(engine, kind, end):
+    manager = engine.manager
+    engine.store(tokens(8))
+    if kind == "get":
+        task, _ = manager.get_match(tokens(8))
+        slots = engine.device.allocate(8)
+    else:
+        task, slots = engine.put(tokens(8, seed=1))
+    job = weakref.ref(manager._tasks.get(task).job)
+    if end is CANCELLED:
+        manager.cancel([task])
+    else:
+        if end is KVResponseStatus.FAILED:
+            engine.transfer.fail_next()
+        manager.launch([task], [slots])
+        engine.transfer.run_all()
+    for _ in range(2):
+        manager.poll()
+        engine.clock.advance(61)
+    manager.poll()
+    engine.transfer.history.clear()
+    gc.collect()
+    assert job() is None
+    assert manager.is_over(task)
+    assert manager.ticket(task) is None
+    manager.cancel([task])
+    if end is CANCELLED:
+        manager.launch([task], [slots])
+    answer = manager.wait([task])[task]
+    assert answer.status is end
+    assert answer.return_mask.all() == (end is OK) == (not answer.cause)
+    assert engine.is_idle
 
 
 def test_ids_are_never_used_twice(engine):
