@@ -212,6 +212,10 @@ class BlockChain:
         if self.tokens[: same * step] == other.tokens[: same * step]:
             self._keys = other._keys[:same]
 
+    def move(self, root: bytes) -> None:
+        """Hang the blocks below another namespace: their keys are made anew, in a list of their own."""
+        self.root, self._keys = root, []
+
     def parent(self, block: int) -> bytes:
         """What block number ``block`` hangs below: the key before it, or the namespace."""
         return self.key(block - 1) if block else self.root

@@ -158,7 +158,13 @@ class KVManager:
     # ---- sequences -----------------------------------------------------------------------------
 
     def sequence(self, tokens: Tokens, scope: Scope = NO_SCOPE) -> BlockChain:
-        """Token ids under a request's scope; keep it to look the same prompt up again cheaply."""
+        """Token ids under a request's scope; keep it to look the same prompt up again cheaply.
+
+        It stays good when the weights change.  Every call that takes it must be given the same ``scope``.
+
+        Raises:
+            ValueError: ``tokens`` are no token ids, or a sequence that was made under another scope.
+        """
         return self._sequences.of(tokens, scope)
 
     def may_share(self, scope: Scope) -> bool:
@@ -385,7 +391,10 @@ class KVManager:
         )
 
     def progress(self, task_id: int) -> Progress | None:
-        """How far a load or prefetch is; None for other tasks and unknown ones.  Delivers nothing."""
+        """How far a load or prefetch is; None for others, and for unknown ones.  Delivers nothing.
+
+        Also None a minute after its end, which is all that is kept of it then.
+        """
         task = self._tasks.get(task_id)
         if task is None or not isinstance(task.job, LoadJob):
             return None

@@ -35,7 +35,22 @@ class Scope:
 
 NO_SCOPE = Scope()
 Tokens = Any
-"""Token ids: a list, ``array('q')``, a 1-D int64 array or CPU tensor, or a ``BlockChain``."""
+"""Token ids: a list, ``array('q')``, a 1-D int64 array or CPU tensor, or what ``KVManager.sequence`` made."""
+
+
+class ScopedChain(BlockChain):
+    """A block chain that knows under which scope it was made.
+
+    Attributes:
+        scope: The scope.
+    """
+
+    __slots__ = ("scope",)
+
+    def __init__(self, root: bytes, block_tokens: int, tokens: bytes, scope: Scope) -> None:
+        """As ``BlockChain``; ``root`` is that of ``scope``."""
+        super().__init__(root, block_tokens, tokens)
+        self.scope = scope
 
 
 class Sequences:
@@ -52,10 +67,28 @@ class Sequences:
         self._roots: OrderedDict[Scope, bytes] = OrderedDict()
 
     def of(self, tokens: Tokens, scope: Scope) -> BlockChain:
-        """Token ids under a scope; a ``BlockChain`` is one already."""
-        if isinstance(tokens, BlockChain):
-            return tokens
-        return BlockChain(self._root(scope), self._block_tokens, encode_tokens(tokens))
+        """Token ids under a scope.
+
+        A sequence that was made before the weights changed gets the keys of the new ones, in place.
+
+        Raises:
+            ValueError: a sequence was made under another scope, or for blocks of another size.
+        """
+        root = self._root(scope)
+        if not isinstance(tokens, BlockChain):
+            return ScopedChain(root, self._block_tokens, encode_tokens(tokens), scope)
+        kept: BlockChain = tokens
+        if tokens.block_tokens != self._block_tokens:
+            raise ValueError(
+                f"a sequence of blocks of {tokens.block_tokens} tokens, not {self._block_tokens}"
+            )
+        if tokens.root != root:
+            if not isinstance(tokens, ScopedChain) or tokens.scope != scope:
+                raise ValueError(
+                    "the sequence was made under another scope than this call's: give both the same"
+                )
+            kept.move(root)
+        return kept
 
     def change_weights(self, version: str | None) -> str:
         """Give blocks another identity from now on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from array import array
 from collections.abc import Iterator
 
@@ -9,7 +10,10 @@ import pytest
 
 from flexkv_core import ChainConfig, Namespace, TierCapabilities
 from flexkv_core.chain import TierChain
-from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus
+from flexkv_core.keys import BlockChain, encode_tokens
+from flexkv_core.lookup import Lookup
+from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus, Scope
+from flexkv_core.sequences import NO_SCOPE
 from flexkv_core.testing import FakeDevice, FakeTransfer, Medium, MemoryTier, context_for, small_layout
 from tests.support.chains import DEADLINE_S, cpu_tier
 
@@ -98,3 +102,64 @@ def test_a_prefetch_brings_what_the_engine_lacks(engine, below, start):
         assert engine.manager.wait([task])[task].return_mask.nonzero()[0].tolist() == list(
             range(start, 12 * BLOCK)
         )
+
+
+CALLS = {
+    "lookup": lambda m, tokens, **how: m.lookup(tokens, **how),
+    "ask_shared": lambda m, tokens, **how: m.ask_shared(
+        tokens, Lookup(0, None, wants_probe=True), 0.0, **how
+    ),
+    "get_match": lambda m, tokens, **how: m.cancel([m.get_match(tokens, **how)[0]]),
+    "put_match": lambda m, tokens, **how: m.cancel([m.put_match(tokens, **how)[0]]),
+    "prefetch_async": lambda m, tokens, **how: m.prefetch_async(tokens, **how),
+    "sequence": lambda m, tokens, **how: m.sequence(tokens, **how),
+}
+"""Every call of the manager that takes a prompt."""
+
+
+def test_every_call_that_takes_tokens_is_looked_at():
+    public = inspect.getmembers(KVManager, inspect.isfunction)
+    takes = {
+        name for name, call in public if {"tokens", "token_ids"} & set(inspect.signature(call).parameters)
+    }
+    assert takes == CALLS.keys()
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("scope", [NO_SCOPE, Scope(adapter="a"), Scope(cache_salt="s")])
+def test_a_kept_sequence_is_of_the_weights_of_now(engine, name, scope):
+    """Whatever is asked first after the weights changed, nothing of the old ones is found or written."""
+    tokens, manager = prompt(1, 4), engine.manager
+    kept = manager.sequence(tokens, scope)
+    engine.store(kept, len(tokens), scope=scope)
+    old = kept.keys()
+    manager.invalidate()
+    assert set(old) <= engine.far.values.keys(), "another process may still serve them"
+    CALLS[name](manager, kept, scope=scope)
+    engine.settle()
+    assert kept.keys() == manager.sequence(tokens, scope).keys()
+    assert set(old).isdisjoint(kept.keys())
+    assert manager.lookup(kept, scope=scope).num_tokens == 0
+    manager.ask_shared(kept, manager.lookup(kept, scope=scope), DEADLINE_S, scope=scope)
+    assert manager.lookup(kept, scope=scope).num_tokens == 0
+
+
+def test_what_is_stored_after_the_weights_changed_has_new_keys(engine):
+    kept = engine.manager.sequence(prompt(1, 4))
+    engine.manager.invalidate()
+    engine.store(kept, 4 * BLOCK)
+    assert engine.far.values.keys() == set(engine.manager.sequence(prompt(1, 4)).keys())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_sequence_of_another_scope_is_refused(engine, name):
+    tokens, manager = prompt(1, 4), engine.manager
+    for made, given in [(Scope(cache_salt="s"), NO_SCOPE), (NO_SCOPE, Scope(adapter="a"))]:
+        kept = manager.sequence(tokens, made)
+        with pytest.raises(ValueError, match="another scope"):
+            CALLS[name](manager, kept, scope=given)
+    with pytest.raises(ValueError, match="another scope"):
+        CALLS[name](manager, BlockChain(bytes(32), BLOCK, encode_tokens(tokens)), scope=NO_SCOPE)
+    with pytest.raises(ValueError, match="blocks of"):
+        CALLS[name](manager, BlockChain(bytes(32), 2 * BLOCK, encode_tokens(tokens)), scope=NO_SCOPE)
+    assert not engine.far.values
