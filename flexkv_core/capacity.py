@@ -34,6 +34,8 @@ class Capacity:
         self._metrics = metrics
         self._observers = observers
         self.write_back: WriteBack = lambda _blocks, _slots: None
+        self.on_host_evicted: Callable[[Sequence[BlockKey]], None] = lambda _keys: None
+        """Blocks have left the first tier."""
         self.evicts_ahead = False
         """Whether slots of the first tier come free only a while after their blocks have left."""
         self.num_leaving = 0
@@ -76,6 +78,8 @@ class Capacity:
                 self._free_slots(link.direct, blocks, is_final=is_final)
             gone += blocks.keys
         if gone:
+            if link.number == 0:
+                self.on_host_evicted(gone)
             self._metrics.count("evicted_blocks", len(gone), tier=link.name)
             self._observers.evicted(link.name, gone)
         return gone

@@ -94,6 +94,7 @@ class Fills:
         host = parts.host_link.number if parts.host_link is not None else -1
         most = max(1, int(parts.host_capacity_blocks * prefetch_share))
         self.prefetched = Prefetched(parts.index, parts.metrics, host=host, most_blocks=most)
+        parts.capacity.on_host_evicted = self.prefetched.evicted
         self.on_filled: Callable[[Sequence[Fill], float], None] = lambda _fills, _now: None
         """Blocks lie whole in their slots; who uses them on takes them in this call."""
         self.on_failed: Callable[[Fill, str, float], None] = lambda _fill, _cause, _now: None

@@ -9,12 +9,14 @@ Threads: the chain's thread only.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .index import BlockIndex
 from .keys import BlockKey
 from .metrics import Metrics
 
+_MOST_FORGOTTEN = 2048
+"""At one time, so that it takes a few milliseconds at most."""
 _UNUSED_S = 30.0
 """A request that waits longer than this has not much use for having its blocks a little sooner."""
 
@@ -39,9 +41,6 @@ class Prefetched:
     def room(self, now: float) -> int:
         """How many blocks more may be brought."""
         self._forget_old(now)
-        if self.num_blocks >= self._most:
-            for key in [key for key in self._unused if not self._index.has(self._host, key)]:
-                self._end(key, "evicted")
         return max(0, self._most - self.num_blocks)
 
     def begin(self, num_blocks: int) -> None:
@@ -61,7 +60,7 @@ class Prefetched:
     def arrived(self, key: BlockKey, num_tokens: int, now: float) -> None:
         """A block lies in the first tier, and nobody has used it."""
         self._coming -= 1
-        if key in self._unused:  # it left unused, unnoticed so far, and was brought once more
+        if key in self._unused:  # it was lost, not evicted, and brought once more
             self._end(key, "evicted")
         self._unused[key] = (num_tokens, now)
 
@@ -72,8 +71,15 @@ class Prefetched:
                 if key in self._unused:
                     self._end(key, "used")
 
+    def evicted(self, keys: Sequence[BlockKey]) -> None:
+        """Blocks have left the first tier."""
+        if not self._unused.keys().isdisjoint(keys):
+            for key in keys:
+                if key in self._unused:
+                    self._end(key, "evicted")
+
     def _forget_old(self, now: float) -> None:
-        while self._unused:
+        for _ in range(min(len(self._unused), _MOST_FORGOTTEN)):
             key, (_, arrived) = next(iter(self._unused.items()))
             if arrived + _UNUSED_S > now:
                 return

@@ -277,6 +277,15 @@ def test_what_is_evicted_before_its_use_counts_no_longer(below):
     assert w.used("evicted") == 16 * BLOCK
 
 
+def test_room_is_known_without_looking_at_what_lies_there(below, monkeypatch):
+    w = below(prompt(1, 16), prompt(2, 16), blocks=32, prefetch_host_share=0.5)
+    w.prefetch(prompt(1, 16))
+    w.settle()
+    index = w.chain.fills.prefetched._index
+    monkeypatch.setattr(type(index), "has", lambda *_: pytest.fail("a block is looked at"))
+    assert w.chain.fills.prefetched.room(w.clock()) == 0
+
+
 def test_what_is_brought_twice_ends_twice(below):
     w = below(prompt(1, 4))
     for _ in range(2):
