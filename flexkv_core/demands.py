@@ -56,8 +56,14 @@ def _unmet(
             yield "write", "back and read_only exclude each other"
     if can is None:
         return
-    if config.ttl_s is not None and can.shared and can.expires:
-        yield "ttl_s", "the store has its own expiry: set it in options"
+    if can.shared and config.ttl_s is not None:
+        yield (
+            "ttl_s",
+            "values of a shared tier do not tell their age: have the store expire them, by an option of its "
+            "driver or a rule of its own",
+        )
+    if can.shared and not isinstance(config.promote, str):
+        yield "promote", "hits are counted in tiers that one process fills: set always or never"
     for name, is_on in (("codec", config.codec.is_on), ("limits", config.limits.is_on)):
         if is_on and can.direct_slots:
             yield (

@@ -21,7 +21,9 @@ from .tier import DirectTier, Status, Tier, TierCapabilities
 from .wrappers.encoding import stored_bytes
 from .wrappers.stack import Wrapped
 
-_KNOWN_LIMIT = 1_000_000
+_KNOWN_LIMIT = 200_000
+"""Answers of each kind: 13 million tokens in blocks of 64, in some 40 MiB."""
+_NEVER = float("-inf")
 _OWED_LIMIT = 100_000
 """Blocks that a tier missed and values that could not be removed: so many of each are remembered."""
 _TRY_EVERY_S = 10.0
@@ -87,36 +89,46 @@ class KnownKeys:
 
     def __init__(self, found_s: float = 60.0, missing_s: float = 2.0) -> None:
         """Believe a positive answer for ``found_s`` seconds and a negative one for ``missing_s``."""
-        self._found_s = found_s
-        self._missing_s = missing_s
-        self._answers: OrderedDict[BlockKey, tuple[bool, float]] = OrderedDict()
+        self._spans = {True: found_s, False: missing_s}
+        self._there: OrderedDict[BlockKey, float] = OrderedDict()
+        self._missing: OrderedDict[BlockKey, float] = OrderedDict()  # until when, the first to end first
+
+    def __len__(self) -> int:
+        return len(self._there) + len(self._missing)
 
     def note(self, key: BlockKey, now: float, *, is_there: bool) -> None:
         """Remember an answer, or what a load or store found out."""
-        self._answers[key] = (is_there, now + (self._found_s if is_there else self._missing_s))
-        self._answers.move_to_end(key)
-        if len(self._answers) > _KNOWN_LIMIT:
-            self._answers.popitem(last=False)
+        mine, other = (self._there, self._missing) if is_there else (self._missing, self._there)
+        other.pop(key, None)
+        mine[key] = now + self._spans[is_there]
+        mine.move_to_end(key)
+        self._forget_old(now)
+
+    def _forget_old(self, now: float) -> None:
+        """Two of each kind at most, so that no note takes long: one is added at a time."""
+        for answers in (self._there, self._missing):
+            for _ in range(2):
+                if answers and (len(answers) > _KNOWN_LIMIT or next(iter(answers.values())) < now):
+                    answers.popitem(last=False)
 
     def get(self, key: BlockKey, now: float) -> bool | None:
         """True, False, or None where nothing recent is known."""
-        answer = self._answers.get(key)
-        if answer is None or answer[1] < now:
-            return None
-        return answer[0]
+        if self._there.get(key, _NEVER) >= now:
+            return True
+        return False if self._missing.get(key, _NEVER) >= now else None
 
     def there_until(self, keys: Sequence[BlockKey], start: int, stop: int, now: float) -> int:
         """One behind the last of ``keys[start:stop]`` that is known to be there, without a gap."""
-        get = self._answers.get
+        get = self._there.get
         for at in range(start, stop):
-            answer = get(keys[at])
-            if answer is None or not answer[0] or answer[1] < now:
+            if get(keys[at], _NEVER) < now:
                 return at
         return stop
 
     def clear(self) -> None:
         """Forget everything."""
-        self._answers.clear()
+        self._there.clear()
+        self._missing.clear()
 
 
 @dataclass(eq=False)
@@ -308,6 +320,10 @@ def check_values(configs: Sequence[TierConfig], tiers: Sequence[Tier], layout: B
             findings.append(
                 f"{where}: a block takes {longest:,} B, the tier has room for "
                 f"{can.capacity_bytes:,} B, which is less than one block: raise its capacity"
+            )
+        if isinstance(tier, DirectTier) and not tier.slots.capacity:
+            findings.append(
+                f"{where}: a block takes {longest:,} B, its memory has room for none: raise its capacity"
             )
         if number == 0 and isinstance(tier, DirectTier) != can.direct_slots:
             findings.append(

@@ -248,7 +248,7 @@ class TierConfig(Model):
     promote: Literal["always", "never"] | Annotated[int, Field(ge=1)] = Field(
         "always",
         description="Whether a block loaded from here stays in the tiers above: always, never, "
-        "or after n hits.",
+        "or after n hits (not in shared tiers).",
     )
     read_only: bool = Field(False, description="Nothing is ever written or removed here.")
     store_tails: bool | None = Field(
@@ -256,7 +256,11 @@ class TierConfig(Model):
         description="Keep partly filled last blocks. Default: yes in this process's own tiers, "
         "no in shared ones.",
     )
-    ttl_s: Seconds | None = Field(None, description="Blocks older than this are misses; default: no limit.")
+    ttl_s: Seconds | None = Field(
+        None,
+        description="Blocks that were stored longer ago are misses; after a restart it counts from the last "
+        "use that the tier lists. Not in shared tiers, whose store must expire them. Default: no limit.",
+    )
     load_deadline_s: Seconds = Field(
         10.0,
         gt=0,

@@ -55,7 +55,7 @@ class ChainMachine(RuleBasedStateMachine):
         self.policies = [
             common_policy | {"write": host_write},
             common_policy | one | {"write": write, "promote": promote},
-            one | {"promote": promote},
+            one | ({} if promote == 2 else {"promote": promote}),
         ]
         self.media = [Medium(), Medium()]
         self.stored: list[list[int]] = []

@@ -9,12 +9,14 @@ from flexkv_core.links import KnownKeys, capacity_blocks, check_links
 from flexkv_core.models import TierConfig
 from flexkv_core.testing import MemoryTier, context_for, small_layout
 from flexkv_core.tier import TierCapabilities
+from flexkv_driver_cpu.config import CpuConfig
+from flexkv_driver_cpu.tier import CpuTier
 from tests.support.chains import World, cpu_tier
 
 LAYOUT = small_layout()
 KEY = bytes(32)
 PLAIN, DIRECT = TierCapabilities(), TierCapabilities(direct_slots=True)
-EXPIRING = TierCapabilities(shared=True, expires=True)
+EXPIRING, SHARED = TierCapabilities(shared=True, expires=True), TierCapabilities(shared=True)
 
 
 def tier(**policy) -> TierConfig:
@@ -30,7 +32,11 @@ def tier(**policy) -> TierConfig:
         ([tier(), tier(write="back")], [PLAIN, PLAIN], "write: back needs"),
         ([tier(), tier(), tier(write="back")], [DIRECT, PLAIN, PLAIN], "write: back needs"),
         ([tier(), tier(write="back", read_only=True)], [DIRECT, PLAIN], "exclude each other"),
-        ([tier(), tier(ttl_s=5)], [DIRECT, EXPIRING], "expiry"),
+        ([tier(), tier(ttl_s=5)], [DIRECT, EXPIRING], "ttl_s: values of a shared tier"),
+        ([tier(), tier(ttl_s=5)], [DIRECT, SHARED], "ttl_s: values of a shared tier"),
+        ([tier(), tier(promote=2)], [DIRECT, SHARED], "promote: hits are counted"),
+        ([tier(), tier(promote="never")], [DIRECT, SHARED], ""),
+        ([tier(), tier(promote=2)], [DIRECT, PLAIN], ""),
         ([tier(), tier(ttl_s=5)], [DIRECT, PLAIN], ""),
     ],
 )
@@ -66,6 +72,21 @@ def test_tiers_that_cannot_hold_a_block_stop_the_start(can):
     host.close()
 
 
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("kind", ["pool", "store"])
+def test_room_for_less_than_one_block_is_told_in_numbers(at, kind):
+    less = LAYOUT.slot_bytes - 1
+    tiers = [MemoryTier(context_for(LAYOUT)), MemoryTier(context_for(LAYOUT))]
+    if kind == "pool":
+        tiers[at] = CpuTier(CpuConfig(capacity=less), context_for(LAYOUT))
+    else:
+        tiers[at] = MemoryTier(context_for(LAYOUT), TierCapabilities(capacity_bytes=less))
+    with pytest.raises(ConfigError, match=rf"tiers\[{at}\].*a block takes [\d,]+ B, .*raise its capacity"):
+        World([(tier, {}) for tier in tiers])
+    for opened in tiers:
+        opened.close()
+
+
 @pytest.mark.parametrize("count", [0, 1, 5, 64, 65, 1000])
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_batches_cover_all_and_none_is_too_long(count, threads):
@@ -95,4 +116,21 @@ def test_answers_are_bounded(monkeypatch):
     known = KnownKeys()
     for number in range(30):
         known.note(number.to_bytes(32, "big"), 0.0, is_there=True)
-    assert len(known._answers) == 10
+    assert len(known) == 10
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_answers_are_not_kept_longer_than_believed(is_there):
+    known = KnownKeys(found_s=60, missing_s=2)
+    for number in range(30_000):
+        known.note(number.to_bytes(32, "big"), number / 100, is_there=is_there)
+    assert len(known) <= (60 if is_there else 2) * 100 + 1
+
+
+def test_an_answer_takes_the_place_of_its_opposite():
+    known = KnownKeys(found_s=60, missing_s=60)
+    for number in range(5):
+        known.note(KEY, number, is_there=bool(number % 2))
+        assert known.get(KEY, number) is bool(number % 2)
+        assert known.there_until([KEY], 0, 1, number) == number % 2
+    assert len(known) == 1

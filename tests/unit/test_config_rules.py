@@ -58,6 +58,8 @@ def test_chains_that_can_work(tiers):
         ([{"limits": {"load": {"bytes_per_s": "1GB"}}}, {"driver": "ssd"}], "tiers[0].limits"),
         ([{"driver": "ssd"}, {"write": "back"}], "tiers[1].write"),
         ([{}, {"driver": "ssd"}, {"driver": "s3", "write": "back"}], "tiers[2].write"),
+        ([{}, {"driver": "s3", "ttl_s": "1h"}], "tiers[1].ttl_s"),
+        ([{}, {"driver": "s3", "promote": 2}], "tiers[1].promote"),
     ],
 )
 def test_what_a_start_would_refuse_is_found_in_the_file(tiers, path, tmp_path):
