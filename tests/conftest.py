@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +21,6 @@ from tests.support.packages import ROOT, pip
 from tests.support.s3_moto import MotoServer
 
 LEAK_DEADLINE_S = 30.0
-_STATUS = pytest.StashKey[int]()
 
 _COMMON = {
     "deadline": None,  # a loaded machine is no failure; hangs end through faulthandler_timeout
@@ -48,27 +46,6 @@ def pytest_report_header(config: pytest.Config) -> str:
     seed = config.getoption("hypothesis_seed", None)
     how = f"--hypothesis-seed={seed}" if seed is not None else "derandomized"
     return f"hypothesis profile {PROFILE} ({how}; FLEXKV_TEST_HYPOTHESIS=quick|thorough)"
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Remember the verdict for ``pytest_unconfigure``."""
-    session.config.stash[_STATUS] = int(exitstatus)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the process with pytest's verdict, without taking the interpreter apart.
-
-    A whole run loads torch, SGLang with its stand-ins, moto and more into one process.  One such run, all
-    of it passed, crashed (SIGSEGV) while the interpreter was taken apart; none of its parts did so alone.
-    How our own processes end is tested in processes of their own.
-    """
-    status = config.stash.get(_STATUS, None)
-    if status is None or Path(sys.argv[0]).stem not in ("pytest", "__main__"):
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def _is_exempt(request: pytest.FixtureRequest) -> bool:
