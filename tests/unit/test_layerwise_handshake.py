@@ -161,7 +161,7 @@ def test_a_worker_that_is_killed_wakes_its_waiters(worker: Worker, counters: Lay
     killer = threading.Timer(0.1, kill)
     killer.start()
     waits.wait_until(1)
-    assert time.monotonic() - killed[0] < 1
+    assert time.monotonic() - killed[0] < 30, "a part of a second on an idle machine; 240 s if nobody woke it"
     killer.join()
     assert not link.is_alive()
     (failed,) = waits.take_failed()
@@ -179,7 +179,7 @@ def _listen(folder: Path, ranks: int = 1) -> tuple[CounterListener, list[object]
 
     def accept() -> None:
         try:
-            found.extend(listener.accept(3.0))
+            found.extend(listener.accept(DEADLINE_S))
         except SyncError as exc:
             found.append(exc)
 
@@ -199,7 +199,7 @@ def test_every_rank_is_known_by_its_index(folder: Path, counters: LayerCounters)
     _, found, thread = _listen(folder, ranks=2)
     other = LayerCounters(LAYERS)
     links = [
-        offer_counters(folder / "w.sock", RankId(rank, 2), given, deadline_s=3)
+        offer_counters(folder / "w.sock", RankId(rank, 2), given, deadline_s=DEADLINE_S)
         for rank, given in ((1, other), (0, counters))
     ]
     thread.join()
@@ -231,9 +231,9 @@ def test_what_is_not_expected_is_rejected_and_the_right_one_still_taken(
     _, found, thread = _listen(folder)
     wrong = LayerCounters(layers)
     with pytest.raises(SyncError, match="rejected") as caught:
-        offer_counters(folder / "w.sock", rank, wrong, deadline_s=3)
+        offer_counters(folder / "w.sock", rank, wrong, deadline_s=DEADLINE_S)
     assert caught.value.ranks == (rank.index,)
-    link = offer_counters(folder / "w.sock", ONLY, counters, deadline_s=3)
+    link = offer_counters(folder / "w.sock", ONLY, counters, deadline_s=DEADLINE_S)
     thread.join()
     assert "a rank is rejected" in caplog.text
     link.close()
@@ -243,10 +243,10 @@ def test_what_is_not_expected_is_rejected_and_the_right_one_still_taken(
 
 def test_a_rank_that_comes_twice_is_rejected(folder: Path, counters: LayerCounters) -> None:
     _, found, thread = _listen(folder, ranks=2)
-    first = offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=3)
+    first = offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=DEADLINE_S)
     with pytest.raises(SyncError, match="rejected"):
-        offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=3)
-    second = offer_counters(folder / "w.sock", RankId(1, 2), counters, deadline_s=3)
+        offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=DEADLINE_S)
+    second = offer_counters(folder / "w.sock", RankId(1, 2), counters, deadline_s=DEADLINE_S)
     thread.join()
     first.close()
     second.close()
@@ -261,9 +261,9 @@ def test_half_a_greeting_is_rejected(folder: Path, counters: LayerCounters, sent
         raw.connect(str(folder / "w.sock"))
         raw.sendall(sent)
         raw.shutdown(socket.SHUT_WR)
-        raw.settimeout(3)
+        raw.settimeout(DEADLINE_S)
         assert raw.recv(1) == handshake.REJECTED
-    link = offer_counters(folder / "w.sock", ONLY, counters, deadline_s=3)
+    link = offer_counters(folder / "w.sock", ONLY, counters, deadline_s=DEADLINE_S)
     thread.join()
     link.close()
     _close(found)
@@ -276,12 +276,14 @@ def test_missing_ranks_are_named_and_nothing_is_kept(
     listener = CounterListener(folder / "w.sock", 3, LAYERS, 3)
     links = []
     rank = threading.Thread(
-        target=lambda: links.append(offer_counters(folder / "w.sock", RankId(1, 3), counters, deadline_s=3))
+        target=lambda: links.append(
+            offer_counters(folder / "w.sock", RankId(1, 3), counters, deadline_s=DEADLINE_S)
+        )
     )
     rank.start()
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(SyncError, match=r"ranks \[0, 2\] have not come") as caught:
-        listener.accept(0.5)
+        listener.accept(2.0)
     rank.join()
     assert caught.value.ranks == (0, 2)
     assert "Deadline exceeded" in caplog.text
@@ -299,7 +301,7 @@ def test_one_that_says_nothing_does_not_keep_the_others_out(
     _, found, thread = _listen(folder)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(folder / "w.sock"))
-        link = offer_counters(folder / "w.sock", ONLY, counters, deadline_s=3)
+        link = offer_counters(folder / "w.sock", ONLY, counters, deadline_s=DEADLINE_S)
         thread.join()
         link.close()
     _close(found)
@@ -313,11 +315,11 @@ def test_a_rank_that_was_started_again_is_taken_in_place_of_the_dead_one(
     found: list[RankCounters] = []
     thread = threading.Thread(target=lambda: found.extend(made.accept(DEADLINE_S)))
     thread.start()
-    offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=3).close()
-    again = offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=3)
+    offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=DEADLINE_S).close()
+    again = offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=DEADLINE_S)
     with pytest.raises(SyncError, match="rejected"):
-        offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=3)
-    other = offer_counters(folder / "w.sock", RankId(1, 2), counters, deadline_s=3)
+        offer_counters(folder / "w.sock", RankId(0, 2), counters, deadline_s=DEADLINE_S)
+    other = offer_counters(folder / "w.sock", RankId(1, 2), counters, deadline_s=DEADLINE_S)
     thread.join()
     assert [taken.rank for taken in found] == [0, 1]
     assert all(taken.is_alive() for taken in found)
@@ -328,10 +330,8 @@ def test_a_rank_that_was_started_again_is_taken_in_place_of_the_dead_one(
 
 
 def test_nobody_listens(folder: Path, counters: LayerCounters) -> None:
-    began = time.monotonic()
     with pytest.raises(SyncError, match="no transfer worker listens"):
         offer_counters(folder / "w.sock", ONLY, counters, deadline_s=0.2)
-    assert time.monotonic() - began < 3
 
 
 def test_a_worker_that_does_not_answer(folder: Path, counters: LayerCounters) -> None:
@@ -390,9 +390,9 @@ def test_another_user_is_not_spoken_to(
     monkeypatch.setattr(handshake, "check_private", lambda _folder: None)
     monkeypatch.setattr(os, "getuid", somebody_else)
     with pytest.raises(SyncError, match="another user" if end == "rank" else "rejected|no answer"):
-        offer_counters(folder / "w.sock", ONLY, counters, deadline_s=3)
+        offer_counters(folder / "w.sock", ONLY, counters, deadline_s=DEADLINE_S)
     monkeypatch.undo()
-    link = offer_counters(folder / "w.sock", ONLY, counters, deadline_s=3)
+    link = offer_counters(folder / "w.sock", ONLY, counters, deadline_s=DEADLINE_S)
     thread.join()
     link.close()
     _close(found)
