@@ -297,7 +297,7 @@ def test_one_that_says_nothing_does_not_keep_the_others_out(
     folder: Path, counters: LayerCounters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HS-60: the deadline is for ranks that have yet to come, not for one that is there and silent."""
-    monkeypatch.setattr("flexkv_core.layerwise.listener._SPEAK_S", 0.1)
+    monkeypatch.setattr("flexkv_core.layerwise.listener._SPEAK_S", 1.0)
     _, found, thread = _listen(folder)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(folder / "w.sock"))
