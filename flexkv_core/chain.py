@@ -27,7 +27,7 @@ from .index import BlockIndex
 from .jobs import LoadJob, StoreJob
 from .keys import BlockChain
 from .layout import BlockLayout
-from .links import Link, capacity_blocks, check_links, check_values
+from .links import Link, capacity_blocks, check_links, check_values, lane_threads
 from .loads import Loads
 from .lookup import Lookup, Lookups
 from .metrics import Metrics
@@ -141,12 +141,17 @@ class TierChain:
         def changed(state: str, reason: str) -> None:
             self._completions.put(Notice(lambda: self._state_changed(config.name, state, reason)))
 
-        lookups = 1 if can.shared else 0
-        threads = max(1, can.max_concurrency - lookups)
-        load_threads = min(config.load_threads or -(-threads // 2), threads)
-        store_threads = min(config.store_threads or max(1, threads // 2), threads)
-        num_calls = load_threads + store_threads
-        wrapped = wrap(tier, config, self.layout, self.metrics, changed, self._clock, num_calls=num_calls)
+        threads = lane_threads(config, can)
+        wrapped = wrap(
+            tier,
+            config,
+            self.layout,
+            self.metrics,
+            changed,
+            self._clock,
+            num_calls=threads.load + threads.store,
+            num_threads=sum(threads),
+        )
         return Link(
             number=number,
             config=config,
@@ -155,9 +160,9 @@ class TierChain:
             workers=TierWorkers(
                 config.name,
                 wrapped.tier,
-                load_threads=load_threads,
-                store_threads=store_threads,
-                lookup_threads=lookups,
+                load_threads=threads.load,
+                store_threads=threads.store,
+                lookup_threads=threads.lookup,
                 completions=self._completions,
                 clock=self._clock,
             ),

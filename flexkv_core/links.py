@@ -5,11 +5,13 @@ Threads: the chain's thread only, apart from what ``executor`` and ``wrappers`` 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
+from typing import NamedTuple
 
 from .demands import unmet_demands
 from .executor import Call, Completed, TierWorkers, Verb
@@ -20,6 +22,8 @@ from .speed import SpeedEstimate
 from .tier import DirectTier, Status, Tier, TierCapabilities
 from .wrappers.encoding import stored_bytes
 from .wrappers.stack import Wrapped
+
+logger = logging.getLogger(__name__)
 
 _KNOWN_LIMIT = 200_000
 """Answers of each kind: 13 million tokens in blocks of 64, in some 40 MiB."""
@@ -281,6 +285,36 @@ class Link:
         size = max(1, min(most or self.capabilities.max_batch, -(-count // max(1, threads))))
         size = min(size, self.capabilities.max_batch)
         return [range(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+class LaneThreads(NamedTuple):
+    """Threads of a tier's lanes."""
+
+    load: int
+    store: int
+    lookup: int
+
+
+def lane_threads(config: TierConfig, can: TierCapabilities) -> LaneThreads:
+    """How many threads each lane gets: together no more than the driver takes calls at once.
+
+    Each lane has one at least.  Where that is more than the driver takes, calls take turns (``Turns``).
+    """
+    lookups = 1 if can.shared else 0
+    budget = can.max_concurrency - lookups
+    loads = config.load_threads or min(-(-budget // 2), budget - (config.store_threads or 1))
+    loads = max(1, min(loads, budget - 1))
+    stores = max(1, min(config.store_threads or budget, budget - loads))
+    wanted = (config.load_threads or 0) + (config.store_threads or 0)
+    if wanted > loads + stores:
+        logger.warning(
+            "[FlexKV] tier %s: the driver takes %d calls at once: load_threads is %d, store_threads %d",
+            config.name,
+            can.max_concurrency,
+            loads,
+            stores,
+        )
+    return LaneThreads(loads, stores, lookups)
 
 
 def capacity_blocks(

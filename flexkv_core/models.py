@@ -279,10 +279,16 @@ class TierConfig(Model):
     breaker_reset_s: Seconds = Field(5.0, gt=0, description="After so long a tier that is down is probed.")
     retries: int = Field(1, ge=0, le=10, description="Further tries of a call whose error is retryable.")
     load_threads: int | None = Field(
-        None, ge=1, le=64, description="Concurrent load calls; default: the driver's."
+        None,
+        ge=1,
+        le=64,
+        description="Load threads; default: half of the calls that the driver takes at once.",
     )
     store_threads: int | None = Field(
-        None, ge=1, le=64, description="Concurrent store calls; default: the driver's."
+        None,
+        ge=1,
+        le=64,
+        description="Store threads; default, and at most: what load threads leave of the driver's calls.",
     )
     load_or_recompute: Literal["auto", "load", "recompute"] = Field(
         "load",

@@ -1,4 +1,4 @@
-"""Whatever a driver raises or returns becomes one outcome per key.
+"""Whatever a driver raises or returns becomes one outcome per key, and no more calls at once than it takes.
 
 The only place where a driver's exceptions are caught.  A ``TierError`` has its status from its
 class, and is named in the log by the meter; anything else is a bug of the driver: logged here with its
@@ -25,6 +25,7 @@ from ..keys import BlockKey
 from ..metrics import Metrics
 from ..tier import BufferState, Outcome, Status, Tier, failed
 from .base import WrappedTier
+from .turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ _STATUS_OF: Sequence[tuple[type[TierError], Status]] = (
     (UnsupportedOperationError, Status.UNSUPPORTED),
 )
 _LOG_EVERY_S = 10.0
+_READS = frozenset({"lookup", "load"})
+_NO_TURN = "the driver takes no more calls at once, and none ended before the deadline"
 _BLANK = bytes(8)
 """Longer than no magic number: a buffer that begins with it holds no value."""
 
@@ -49,8 +52,10 @@ class GuardedTier(WrappedTier):
     is called, so that only what this call wrote can pass for a value.
     """
 
-    def __init__(self, inner: Tier, name: str, metrics: Metrics) -> None:
+    def __init__(self, inner: Tier, name: str, metrics: Metrics, turns: Turns | None = None) -> None:
+        """Guard ``inner``; calls take ``turns`` where there are more threads than it takes calls at once."""
         super().__init__(inner)
+        self._turns = turns
         self._name = name
         self._metrics = metrics
         self._last_log = -_LOG_EVERY_S
@@ -69,7 +74,23 @@ class GuardedTier(WrappedTier):
     def evict(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         return self._call("evict", len(keys), lambda: self.inner.evict(keys))
 
+    def check_health(self) -> None:
+        if self._turns is None:
+            return self.inner.check_health()
+        with self._turns.turn(reads=True) as has_turn:
+            if not has_turn:
+                raise TierTimeoutError(_NO_TURN, tier=self._name, operation="check_health")
+            return self.inner.check_health()
+
     def _call(self, operation: str, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
+        if self._turns is None:
+            return self._checked(operation, count, run)
+        with self._turns.turn(reads=operation in _READS) as has_turn:
+            if not has_turn:
+                return [failed(Status.TIMEOUT, _NO_TURN)] * count
+            return self._checked(operation, count, run)
+
+    def _checked(self, operation: str, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
         try:
             outcomes = run()
         except TierError as exc:

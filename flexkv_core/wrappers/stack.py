@@ -17,6 +17,7 @@ from .guard import GuardedTier
 from .limit import LimitedTier
 from .meter import MeteredTier
 from .retry import RetriedTier
+from .turns import Turns
 from .verify import VerifiedTier
 
 
@@ -44,6 +45,7 @@ def wrap(
     clock: Callable[[], float] = time.monotonic,
     *,
     num_calls: int = 1,
+    num_threads: int = 1,
     sleep: Callable[[float], object] | None = None,
 ) -> Wrapped:
     """Wrap a driver's tier as its configuration says.
@@ -61,13 +63,16 @@ def wrap(
         on_change: Told when the breaker opens or closes.
         clock: Monotonic seconds.
         num_calls: Loads and stores at once, at most: the codec has buffers for so many.
+        num_threads: Threads that call it, of whatever lane: where the driver takes fewer calls at once, they
+            take turns.
         sleep: How the limit waits; default: so that closing ends it.
 
     Raises:
         ConfigError: the codec needs a package that is not installed.
         HostMemoryError: the codec's buffers do not fit.
     """
-    inner: Tier = GuardedTier(tier, config.name, metrics)
+    most = tier.capabilities.max_concurrency
+    inner: Tier = GuardedTier(tier, config.name, metrics, Turns(most) if num_threads > most else None)
     limit = None
     if config.limits.is_on:
         limit = inner = LimitedTier(

@@ -12,7 +12,7 @@ from tests.support.chains import World, cpu_tier
 
 LAYOUT = small_layout()
 BLOCK = LAYOUT.block_tokens
-CAN = TierCapabilities(max_batch=64, max_concurrency=2)
+CAN = TierCapabilities(max_batch=64, max_concurrency=3)
 
 
 def prompt(seed: int, blocks: int) -> list[int]:
