@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .drivers import Observers
-from .executor import Completed, Returned
+from .executor import Completed, Returned, Verb
 from .host import HostSlots
 from .index import BlockIndex
 from .keys import BlockKey
@@ -99,6 +99,8 @@ class Capacity:
     def retry_strays(self, link: Link, message: Completed | Returned, now: float) -> None:
         """Values that could not be removed are out of the index, and take room: tried again later.
 
+        So are those whose turn to be removed has not come; the next call for them begins here.
+
         Args:
             link: The tier of the call.
             message: A call's end, or its worker's return.
@@ -110,14 +112,33 @@ class Capacity:
             link.strays.add(message.call.left)
             if message.call.left:
                 self._metrics.count("evict_failures", len(message.call.left), tier=link.name)
-        is_answering = isinstance(message, Completed) and len(message.bad) < len(message.outcomes)
-        if link.strays and is_answering:
+        if isinstance(message, Returned):
+            return
+        link.num_removing -= message.call.verb is Verb.EVICT
+        has_removed = len(message.call.left) < len(message.call.removes)
+        if message.is_adrift or (not has_removed and len(message.bad) == len(message.outcomes)):
+            return  # it does not answer
+        if link.strays:
             keys = [key for key in link.strays if not self._index.has(link.number, key)]
             # What is being stored again is known only once it is: if it fails, the old value is still there.
             kept = self.being_stored(link, list(link.strays))
             link.strays.clear()
             link.strays.add(kept)
             link.evict(keys, now)
+        if link.doomed and not link.num_removing:
+            link.evict(self.take_doomed(link, max(1, link.capabilities.max_batch)), now)
+
+    def take_doomed(self, link: Link, count: int) -> list[BlockKey]:
+        """Up to ``count`` values that are still to be removed: what has been stored again since is not."""
+        found: list[BlockKey] = []
+        while link.doomed and len(found) < count:
+            key, _ = link.doomed.popitem(last=False)
+            place = self._index.place(link.number, key)
+            if place is None:
+                found.append(key)
+            elif not place.is_ready:  # if its store fails, the old value is still there
+                link.strays.add([key])
+        return found
 
     def being_stored(self, link: Link, keys: Sequence[BlockKey]) -> list[BlockKey]:
         """Those of the keys that have a place in a tier, and cannot be read there yet."""

@@ -255,6 +255,8 @@ class Cascade:
         calls = link.batches(_count(parts), link.workers.store_threads)
         if link.is_indexed:
             self._add(link, parts, calls, now)
+            if link.doomed:  # they take the room of these blocks, which have their places by now
+                evicted = [*evicted, *self._capacity.take_doomed(link, _count(parts))]
         pins = self._pin(parts, len(calls))
         for call, mine in zip(calls, _cut(parts, calls), strict=True):
             # Each call makes its own room, so that they fit in whatever order they run.

@@ -159,6 +159,8 @@ class Link:
         strays: Values that should have been removed and could not; tried again when the tier answers.
         owed: Blocks that should have been stored here and were not; offered again with the next store of
             their sequence, as far as the first tier still has them.
+        doomed: Values that are to be removed, a call after the other; stores make room among them first.
+        num_removing: Calls that remove, and nothing else, and have not ended.
         leaving: Keys of removals that are under way, and in how many: another thread could remove what is
             stored meanwhile.
     """
@@ -180,6 +182,8 @@ class Link:
     storing: set[BlockKey] = field(default_factory=set)
     strays: RecentKeys = field(default_factory=RecentKeys)
     owed: RecentKeys = field(default_factory=RecentKeys)
+    doomed: OrderedDict[BlockKey, None] = field(default_factory=OrderedDict)
+    num_removing: int = 0
     leaving: Counter[BlockKey] = field(default_factory=Counter)
 
     @property
@@ -261,10 +265,17 @@ class Link:
             self.wrapped.breaker.report(first.status, first.reason, verb.value, is_final=verb is Verb.LOAD)
 
     def evict(self, keys: Sequence[BlockKey], now: float) -> None:
-        """Have a worker remove values; any number."""
+        """Have workers remove values; any number.
+
+        What is more than one call takes waits in ``doomed``: stores come in between, and each call has a
+        deadline of its own.
+        """
+        most = max(1, self.capabilities.max_batch)
+        self.doomed.update(dict.fromkeys(keys[most:]))
         if keys:
+            self.num_removing += 1
             deadline = now + self.config.store_deadline_s
-            self.submit_removal(Call(Verb.EVICT, list(keys), deadline=deadline, owner=self))
+            self.submit_removal(Call(Verb.EVICT, list(keys[:most]), deadline=deadline, owner=self))
 
     def submit_removal(self, call: Call) -> None:
         """Queue a call that removes values."""

@@ -299,7 +299,7 @@ class ChainMachine(RuleBasedStateMachine):
             assert not link.storing
         link = chain.links[-2 if self.shared else -1]
         kept = set(self.media[0].values)
-        assert kept - set(chain.index.keys(link.number)) <= set(link.strays)
+        assert kept - set(chain.index.keys(link.number)) <= {*link.strays, *link.doomed}
         assert set(chain.index.keys(link.number)) <= kept
         ended = len(self.world.receipts)
         assert ended == chain.metrics.value("jobs")
