@@ -112,12 +112,12 @@ class Capacity:
             link.strays.add(message.call.left)
             if message.call.left:
                 self._metrics.count("evict_failures", len(message.call.left), tier=link.name)
-        if isinstance(message, Returned):
+        has_answered = is_final and len(message.call.left) < len(message.call.removes)
+        if isinstance(message, Completed):
+            link.num_removing -= message.call.verb is Verb.EVICT
+            has_answered = has_answered or len(message.bad) < len(message.outcomes)
+        if not has_answered:
             return
-        link.num_removing -= message.call.verb is Verb.EVICT
-        has_removed = len(message.call.left) < len(message.call.removes)
-        if message.is_adrift or (not has_removed and len(message.bad) == len(message.outcomes)):
-            return  # it does not answer
         if link.strays:
             keys = [key for key in link.strays if not self._index.has(link.number, key)]
             # What is being stored again is known only once it is: if it fails, the old value is still there.

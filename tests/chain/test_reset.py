@@ -96,6 +96,15 @@ def test_each_call_has_a_deadline_of_its_own(reset):
     assert tier.inner.medium.values == {}
 
 
+def test_a_call_that_was_given_up_goes_on_when_its_worker_is_back(reset):
+    world, tier = reset
+    world.clock.advance(31.0)
+    world.until(lambda: not world.chain.links[1].num_removing)
+    assert world.chain.links[1].doomed
+    finish(world, tier)
+    assert tier.inner.medium.values == {}
+
+
 def test_a_tier_that_goes_down_meanwhile_is_emptied_when_it_is_back(reset):
     world, tier = reset
     tier.always("evict", Fault(FaultKind.RAISE))
