@@ -29,10 +29,10 @@ tiers:
   - name: moody
     driver: moody
     breaker_failures: 0
-    load_deadline_s: 1
+    load_deadline_s: 2
     store_deadline_s: 1
     options: {{control: "{control}"}}
-engine: {{load_deadline_s: 2, log_counters_s: 0.5}}
+engine: {{load_deadline_s: 4, log_counters_s: 0.5}}
 """
 DRIVER = '''
 """A tier in memory that does what a file tells it to, while it serves."""
