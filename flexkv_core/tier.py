@@ -156,7 +156,7 @@ class StoredBlock:
         key: The key that it lies under.
         num_bytes: Its length.
         head: Its first ``TierContext.head_bytes`` bytes, or fewer if it is shorter.
-        last_used: Seconds since the epoch, where known; orders eviction after a restart.
+        last_used: Seconds since the epoch, where known; after a restart, eviction and ``ttl_s`` go by it.
     """
 
     key: BlockKey

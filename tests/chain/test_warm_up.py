@@ -113,3 +113,17 @@ def test_what_is_listed_twice_or_is_none_of_ours_is_left_out():
     assert medium.values.keys() == set(keys)
     assert world.load(tokens) == len(tokens)
     world.close()
+
+
+@pytest.mark.parametrize(("used_s", "served"), [(10.0, True), (99.0, True), (101.0, False)])
+def test_after_a_restart_the_time_to_live_counts_from_the_last_use(used_s, served):
+    medium, tokens = Medium(), list(range(6 * BLOCK))
+    before = opened(MemoryTier(context_for(LAYOUT), CAN, medium))
+    before.store(tokens)
+    before.close()
+    world = opened(DatedTier(medium, dict.fromkeys(medium.values, START_S - used_s)), ttl_s=100.0)
+    assert world.load(tokens) == (len(tokens) if served else 0)
+    world.chain._parts.capacity.evict(world.chain.links[0], 128, is_final=True)
+    world.clock.advance(91.0)  # that it was loaded makes it no younger
+    assert world.hit(tokens) == 0
+    world.close()
