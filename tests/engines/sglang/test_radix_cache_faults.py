@@ -425,7 +425,9 @@ def test_the_end_is_bounded_and_may_come_twice(tmp_path: Path, under_way: str) -
     began = time.monotonic()
     w.cache.release_host_resources()
     w.cache.release_host_resources()
-    assert time.monotonic() - began < 10
+    assert (
+        time.monotonic() - began < 40
+    )  # two shutdown deadlines of 0.3 s, and what closes, on a busy machine
     w.cache.check_hicache_events()  # SGLang may tick once more
     w.close()
 

@@ -90,7 +90,7 @@ def test_a_pass_is_ordered_behind_each_layer_on_the_device(tmp_path: Path, page:
         w.cache.check_hicache_events()
         batch = w._prefill()
         assert batch is not None
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 10  # a third of what waiting for a layer would take
         w.results.append(batch)
         assert job.cached == (0, 64, 0)
         w.check()
@@ -171,11 +171,11 @@ def test_every_load_of_a_batch_is_awaited(
                 first.append(copy.ticket.job.number)
                 return bool(copy.ticket.job.number == first[0])
 
-            w.transfer._may_begin = may_begin  # type: ignore[method-assign]
+            w.transfer._may_begin = may_begin  # type: ignore[method-assign]  # put back
             with pytest.raises(AssertionError, match=WRONG):
                 w.run()
             w.is_broken = True
-            w.transfer._may_begin = lambda _copy: True  # type: ignore[method-assign]
+            w.transfer._may_begin = lambda _copy: True  # type: ignore[method-assign]  # let go on
             return
         w.run()
         assert [job.cached for job in jobs] == [(0, 64, 0)] * 3
@@ -426,7 +426,7 @@ def test_only_the_batch_of_a_failed_load_is_aborted(
         bystander = w.submit(range(700, 740), outputs=4)
         began = time.monotonic()
         w.run(*victims, bystander)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
         for victim in victims:
             assert victim.req.finished_reason.to_json()["status_code"] == 503
             assert not victim.req.output_ids or not STAYS_OUT
@@ -567,7 +567,7 @@ def test_a_prefill_that_is_one_graph_waits_before_it_begins(tmp_path: Path) -> N
         w.kv.layer_transfer_counter = counter
         assert counter.consumer_index < 0
         asked: list[int] = []
-        counter.wait_until = lambda layer: asked.append(layer) or _loads(w)._waits.wait_until(layer)  # type: ignore[method-assign]
+        counter.wait_until = lambda layer: asked.append(layer) or _loads(w)._waits.wait_until(layer)  # type: ignore[method-assign]  # spied on
         w.skips = set(range(LAYERS))
         w.run(w.submit([*range(64), 1], outputs=1))
         assert asked == [LAYERS - 1]
@@ -602,7 +602,7 @@ def test_a_copy_that_ends_while_its_pass_is_launched_does_not_hide_it(tmp_path: 
             _until(w, lambda: all(load.ticket.is_over for load in _loads(w)._waits._loads))
             plain(scheduler, batch)
 
-        _loads(w).abort_failed = late  # type: ignore[method-assign]
+        _loads(w).abort_failed = late  # type: ignore[method-assign]  # spied on
         victim = w.submit([*range(64), *range(900, 910)], outputs=2)
         w.run(victim)
         assert victim.req.finished_reason.to_json()["status_code"] == 503

@@ -345,7 +345,7 @@ def test_two_requests_load_one_prefix(tmp_path: Path, page: int, how: str) -> No
             _wait_until_over(w)
             answers = [_load_back(w, job) for job in (first, second)]
             assert [count for count, _ in filter(None, answers)] == [64, 64]
-            assert answers[0][1] is answers[1][1]  # type: ignore[index]
+            assert answers[0][1] is answers[1][1]  # type: ignore[index]  # never None here
             assert w.cache.extra_protected_tokens() == 0
             assert w.cache.evictable_size() == 64
             w.check()
