@@ -37,9 +37,11 @@ class Capacity:
         self.on_host_evicted: Callable[[Sequence[BlockKey]], None] = lambda _keys: None
         """Blocks have left the first tier."""
         self.evicts_ahead = False
-        """Whether slots of the first tier come free only a while after their blocks have left."""
+        """Whether slots of the first tier may come free only a while after their blocks have left."""
         self.num_leaving = 0
-        """Such slots: they are taken, and need no further block to leave."""
+        """Slots whose blocks are being written elsewhere, by calls that have not ended."""
+        self.are_written_back: Callable[[], bool] = lambda: False
+        """Whether blocks that leave now are: then a slot comes free no sooner if one more block leaves."""
 
     def take_host_slots(self, link: Link | None, count: int) -> list[int]:
         """Up to ``count`` host slots, evicting from the direct tier ``link`` as its policy says.
@@ -49,7 +51,8 @@ class Capacity:
         if link is not None and link.capacity_blocks is not None:
             # Slots that are lent or kept back are no block's place, and taken all the same.
             pool = self._host.pool
-            self.make_room(link, count, used=pool.capacity - pool.num_free - self.num_leaving)
+            coming = self.num_leaving if self.num_leaving and self.are_written_back() else 0
+            self.make_room(link, count, used=pool.capacity - pool.num_free - coming)
         return self._host.take(count)
 
     def make_room(self, link: Link, needed: int, *, used: int | None = None) -> list[BlockKey]:

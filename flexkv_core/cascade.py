@@ -151,6 +151,7 @@ class Cascade:
         self._backlog_limit = max(parts.layout.slot_bytes, int(parts.host.region.num_bytes * _BACKLOG_SHARE))
         self._now = 0.0
         parts.capacity.write_back = self._write_back
+        parts.capacity.are_written_back = self._are_written_back
         parts.capacity.evicts_ahead = any(link.keeps(Arrival.LEAVING) for link in parts.links)
 
     @property
@@ -381,6 +382,8 @@ class Cascade:
         """A store call has ended."""
         link, keys = batch.link, batch.keys
         link.backlog_bytes -= batch.num_bytes
+        if link.keeps(Arrival.LEAVING):  # slots of a call that is adrift are not coming free
+            self._capacity.num_leaving -= len(keys)
         if end.is_late:
             link.note_late(end)
         good = keys
@@ -459,14 +462,15 @@ class Cascade:
     def _release(self, batch: CascadeBatch) -> None:
         pins = batch.pins
         pins.num_calls -= 1
-        if batch.link.keeps(Arrival.LEAVING):
-            self._capacity.num_leaving -= len(batch.keys)
         if not pins.num_calls and self._host_link is not None:
             for key in pins.keys:
                 self._index.unpin(self._host_link.number, key)
         for part in batch.parts:
             if not part.is_pinned:
                 self._host.drop(part.slots)
+
+    def _are_written_back(self) -> bool:
+        return any(link.takes(Arrival.LEAVING) and self._fits(link) for link in self._links)
 
     def _write_back(self, blocks: Stretch, slots: list[int]) -> None:
         """Blocks leave the first tier: tiers with ``write: back`` get them now."""

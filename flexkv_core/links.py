@@ -10,7 +10,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
 from typing import NamedTuple
 
 from .demands import unmet_demands
@@ -59,7 +58,7 @@ class RecentKeys:
     def __init__(self, limit: int = _OWED_LIMIT) -> None:
         """No keys."""
         self._limit = limit
-        self._keys: dict[BlockKey, None] = {}
+        self._keys: OrderedDict[BlockKey, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -73,8 +72,8 @@ class RecentKeys:
     def add(self, keys: Iterable[BlockKey]) -> None:
         """Remember keys."""
         self._keys.update(dict.fromkeys(keys))
-        for key in list(islice(self._keys, max(0, len(self._keys) - self._limit))):
-            del self._keys[key]
+        while len(self._keys) > self._limit:
+            self._keys.popitem(last=False)
 
     def take(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
         """Forget those of the keys that are here, and return them."""

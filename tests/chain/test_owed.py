@@ -141,6 +141,34 @@ def test_slots_that_are_written_back_need_no_further_block_to_leave(worlds):
     assert world.chain.drain(60)
 
 
+@pytest.mark.parametrize("breaker_failures", [0, 2])
+def test_a_hung_write_back_starves_nobody(worlds, breaker_failures):
+    """Slots that a worker hangs on are lost for as long; all others serve stores and loads."""
+    below = memory()
+    policy = {"breaker_failures": breaker_failures, "store_deadline_s": 1.0, "store_threads": 2}
+    world = worlds(below, host=16, write="back", **policy)
+    for seed in range(2):
+        world.store(prompt(seed, 6))
+    below.always("store", Fault(FaultKind.HANG))
+    for seed in (10, 11):
+        job, slots = world.begin_store(prompt(seed, 8))
+        if job is None:
+            world.device.free(slots)
+    below.wait_hanging()
+    world.clock.advance(2.0)
+    world.until(lambda: world.chain.links[1].backlog_bytes == 0)
+    for seed in range(20, 26):
+        job, slots = world.begin_store(prompt(seed, 2))
+        world.until(lambda job=job: job is None or job.is_over)
+        assert job is not None
+        assert job.plan.num_blocks == 2, seed
+        world.device.free(slots)
+        assert world.hit(prompt(seed, 2)) == 2 * BLOCK
+    below.always("store", None)
+    below.release()
+    assert world.chain.drain(60)
+
+
 def test_a_tier_that_is_written_back_to_comes_up_again_by_itself(worlds):
     below = memory()
     world = worlds(below, host=4, write="back")
