@@ -91,7 +91,7 @@ class Bench:
         before = time.perf_counter()
         ticket: Ticket = getattr(self.transfer, direction)(job)
         called = time.perf_counter()
-        while not ticket.order_behind():
+        while not ticket.order_behind(0.005):
             assert ticket.error is None, ticket.error
         ordered = time.perf_counter()
         end.record(self.forward)

@@ -202,10 +202,11 @@ class Ticket:
             self._changed.wait_for(lambda: self._layers_done > layer or self._is_over, timeout_s)
             return self._layers_done > layer and self.error is None
 
-    def order_behind(self) -> bool:
-        """Order the engine's further device work behind this copy without waiting for it.
+    def order_behind(self, timeout_s: float) -> bool:  # noqa: ARG002 - for subclasses
+        """Order the engine's further device work behind this copy without waiting for its bytes.
 
-        True where that was done (a device with streams): the slots may then be used at once.
+        True where that was done (a device with streams): the slots may then be used at once.  A copy is
+        waited for, ``timeout_s`` at most, until it is submitted.
         """
         return False
 

@@ -34,7 +34,6 @@ class CudaCopyConfig:
         pin: ``require`` refuses a region that cannot be pinned; ``prefer`` goes on without, more
             slowly, and says so.
         pin_chunk_bytes: Bytes pinned in one call, rounded down to whole slots.
-        submit_wait_s: How long ``order_behind`` waits for a load to be submitted.
     """
 
     method: Literal["auto", "direct", "staged"] = "auto"
@@ -53,4 +52,3 @@ class CudaCopyConfig:
     pieces_at_once: int = 2
     pin: Literal["require", "prefer"] = "prefer"
     pin_chunk_bytes: int = 1 << 30
-    submit_wait_s: float = 0.005

@@ -194,7 +194,7 @@ class CudaTransfer(QueuedTransfer):
         table = self._full_table(job, slots) or self._table_of(job, slots)
         way = self._ways[is_load]
         sizes = (table.num_tokens * self.layout.token_bytes, self.layout.num_layers)
-        ticket = CudaTicket(job, sizes, self._gpu, self._streams, self.config.submit_wait_s)
+        ticket = CudaTicket(job, sizes, self._gpu, self._streams)
         fences = partial(self._fences, job.after, and_now=is_load or are_on_device)
         known = way.lane.begin(table, self._table, fences, self._bounds)
         settle = partial(way.lane.read, known)

@@ -44,20 +44,17 @@ class CudaTicket(Ticket):
     bytes have moved.  ``order_behind`` and ``order_layer`` wait for that, within bounds.
     """
 
-    def __init__(
-        self, job: CopyJob, sizes: tuple[int, int], gpu: Gpu, streams: Streams, submit_wait_s: float
-    ) -> None:
+    def __init__(self, job: CopyJob, sizes: tuple[int, int], gpu: Gpu, streams: Streams) -> None:
         """A ticket for ``job`` of ``sizes`` (bytes, layers)."""
         super().__init__(job, *sizes)
         self._gpu = gpu
         self._streams = streams
-        self._submit_wait_s = submit_wait_s
         self._marks: list[tuple[int, Event]] = []
         self._told: dict[Stream, int] = {}
         """Up to which layer a stream was told to wait.  The engine's thread."""
 
-    def order_behind(self) -> bool:
-        return self.order_layer(self.num_layers - 1, self._submit_wait_s)
+    def order_behind(self, timeout_s: float) -> bool:
+        return self.order_layer(self.num_layers - 1, timeout_s)
 
     def order_layer(self, layer: int, timeout_s: float) -> bool:
         if self._gpu.is_capturing():

@@ -131,7 +131,7 @@ class GatedTransfer(TorchTransfer):
             raise TransferError("refused by the test", job=job.number)
         ticket = super()._submit(job, is_load=is_load)
         if self.orders:
-            ticket.order_behind = lambda: self._stream.behind.append(ticket) is None
+            ticket.order_behind = lambda _: self._stream.behind.append(ticket) is None
             ticket.order_layer = lambda layer, _: self._stream.order(layer, ticket)
         return ticket
 

@@ -284,12 +284,12 @@ def test_the_engine_is_ordered_behind_a_load_without_waiting(config: CudaCopyCon
         )
     if config.load_window_bytes is None:
         assert not ticket.is_over
-        assert ticket.order_behind()
+        assert ticket.order_behind(DEADLINE_S)
     bench.gpu.go()
     assert ticket.wait(DEADLINE_S)
     bench.gpu.drain(bench.forward)
     assert seen == {layer: rows[2 * layer][:32].tobytes() for layer in range(3)}
-    assert ticket.order_behind()
+    assert ticket.order_behind(DEADLINE_S)
     del spans, ticket
     bench.close()
 
@@ -430,14 +430,14 @@ def test_an_interrupt_while_submitting_goes_on_and_ends_the_copy() -> None:
 
 
 def test_ordering_is_refused_where_it_cannot_be_done() -> None:
-    bench = Bench(LAYOUTS["kv"], CudaCopyConfig(method="direct", submit_wait_s=0.001))
+    bench = Bench(LAYOUTS["kv"], CudaCopyConfig(method="direct"))
     span = whole(take(bench.pool, 1)[0], 8)
     fence = HeldFence()
     ticket = bench.submit("load", [span], list(range(8)), after=fence)
-    assert not ticket.order_behind()
+    assert not ticket.order_behind(0.001)
     fence.gate.set()
     assert ticket.wait(DEADLINE_S)
-    assert ticket.order_behind()
+    assert ticket.order_behind(DEADLINE_S)
     bench.gpu.captures = True
     assert ticket.order_layer(0, 0.0)
     bench.gpu.hold()
@@ -519,7 +519,7 @@ def test_a_launch_that_fails_ends_its_copy_after_all_has_come_to_rest(direction:
     assert ticket.wait(DEADLINE_S)
     assert ticket.error is not None
     assert "launch refused" in str(ticket.error)
-    assert not ticket.order_behind()
+    assert not ticket.order_behind(DEADLINE_S)
     bench.gpu.fail_after = None
     for span in spans:
         bench.pool.give([span.slot.index])

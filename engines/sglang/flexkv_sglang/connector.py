@@ -260,6 +260,16 @@ class FlexKVConnector:
         """Wait until nothing of a task touches any slot: up to ``timeout_s``, or as long as this pass may."""
         return self._wait_for(lambda: self.manager.is_over(task), timeout_s)
 
+    def order_behind(self, task: int, timeout_s: float | None = None) -> bool:
+        """Have the device go on behind a load's copy, where it can; how long for: as ``wait_over``."""
+        ticket = self.manager.ticket(task)
+        if ticket is None:
+            return False
+        if timeout_s is not None:
+            return ticket.order_behind(timeout_s)
+        with self._load_wait.spending() as left:
+            return ticket.order_behind(left)
+
     def _wait_for(self, is_so: Callable[[], bool], timeout_s: float | None) -> bool:
         if timeout_s is not None:
             return self._wait(is_so, timeout_s)

@@ -214,11 +214,10 @@ class RequestLoads:
                 by_layer = self._start_copy(load, load.slots)
                 if by_layer is not None:
                     return self._collect(handle, load, req, by_layer)
-        ticket = manager.ticket(load.task)
-        is_ordered = ticket is not None and ticket.order_behind()
-        if not is_ordered and not self._connector.wait_over(load.task, timeout_s):
-            return Verdict.ASK_AGAIN
-        return self._collect(handle, load, req)
+        connector = self._connector
+        if connector.order_behind(load.task, timeout_s) or connector.wait_over(load.task, timeout_s):
+            return self._collect(handle, load, req)
+        return Verdict.ASK_AGAIN
 
     def _start_copy(self, load: Load, slots: torch.Tensor) -> Ticket | None:
         """Begin to copy; returns the copy if passes can wait for it layer by layer."""

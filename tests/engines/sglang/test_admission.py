@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installe
 
 from flexkv_core import Tier
 from flexkv_core.testing import Fault, FaultKind, FaultTier
+from flexkv_core.transfer import Ticket
 from flexkv_sglang import compat
 from flexkv_sglang.admission import MOST_PASSED_OVER
 from flexkv_sglang.connector import WaitBudget
@@ -93,6 +95,41 @@ def test_a_load_holds_the_scheduler_up_in_its_first_pass_only(tmp_path: Path, ot
         assert times[0] > 0
         assert [time > 0 for time in times[1:]] == [not others] * 3
         release()
+        w.run()
+
+
+def test_loads_share_one_wait_for_their_copies_to_be_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU can be told to wait for a copy only then: while others decode, in the first pass and together."""
+    prompts = [range(1000 * n, 1000 * n + 60) for n in range(1, 4)]
+    waited: list[float] = []
+
+    def order_behind(_ticket: Ticket, timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        time.sleep(timeout_s)
+        return False
+
+    monkeypatch.setattr(Ticket, "order_behind", order_behind)
+    with world(tmp_path, tiers=[cpu("8MiB")], size=1024) as w:
+        for tokens in prompts:
+            w.ask(tokens, outputs=1)
+        assert w.flush()
+        w.transfer.holds_loads = True
+        limit_s = 1.0
+        w.cache.connector._load_wait = WaitBudget(limit_s)
+        w.submit(range(90_000, 90_010), outputs=100)
+        w.step()
+        for tokens in prompts:
+            w.submit([*tokens, 1])
+        w.step()
+        assert waited
+        assert sum(waited) <= limit_s
+        w.run(until=lambda: all(load.slots is not None for load in w.cache._loads.open.values()))
+        waited.clear()
+        w.step()
+        assert waited == [0.0] * len(prompts)
+        w.transfer.holds_loads = False
         w.run()
 
 
