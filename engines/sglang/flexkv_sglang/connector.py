@@ -210,6 +210,11 @@ class FlexKVConnector:
             self.manager.cancel([seen.prefetch])
 
     @property
+    def load_deadline_s(self) -> float:
+        """How long a request waits for its load at most."""
+        return self._engine.load_deadline_s
+
+    @property
     def num_seen(self) -> int:
         """Requests that something is kept for."""
         return len(self._seen)

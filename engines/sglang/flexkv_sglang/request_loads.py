@@ -146,10 +146,9 @@ class RequestLoads:
             if load is None:
                 return Verdict.RECOMPUTE
         if load is not None:
-            # Who waits longer than one pass holds nobody else up any more.
-            timeout_s = 0.0 if load.asked and self._tree.others_run else None
+            timeout_s = self._patience(load, promise.req, may_wait=may_wait)
             load.asked, load.asked_tick = time.monotonic(), self._ticks
-            verdict = self._progress(handle, load, promise.req, timeout_s)
+            verdict = self._progress(handle, load, promise.req, timeout_s, may_wait=may_wait)
         if verdict is Verdict.ASK_AGAIN and (is_late or not may_wait):
             return self._wait_no_more(handle)
         return verdict
@@ -194,15 +193,24 @@ class RequestLoads:
         load = self.open[promise.handle] = Load(task, promise.have, promise.count, key, promise.node)
         return load
 
+    def _patience(self, load: Load, req: Any, *, may_wait: bool) -> float | None:
+        """How long a load is waited for; None: all loads of a pass wait ``load_wait_s`` together."""
+        if not may_wait and load.slots is not None and not self._tree.has_room(req):
+            return self._connector.load_deadline_s  # slots that are given up leave no room to compute it
+        # Who waits longer than one pass holds nobody else up any more.
+        return 0.0 if load.asked and self._tree.others_run else None
+
     def _progress(
-        self, handle: RequestHandle, load: Load, req: Any, timeout_s: float | None
+        self, handle: RequestHandle, load: Load, req: Any, timeout_s: float | None, *, may_wait: bool
     ) -> Loaded | Verdict:
         """One step: staged, then slots, then copied, or on the way by layer.
 
-        Without a ``timeout_s`` all loads of a pass wait ``load_wait_s`` together.
+        Who may not wait takes no slots for a copy that may last: they could be neither used nor given back.
         """
         manager = self._manager
         if load.slots is None:
+            if not may_wait and not self._is_by_layer(load):
+                return Verdict.ASK_AGAIN
             if not self._connector.wait_staged(load.task, timeout_s):
                 return Verdict.ASK_AGAIN
             if not manager.is_over(load.task):
@@ -219,10 +227,13 @@ class RequestLoads:
             return self._collect(handle, load, req)
         return Verdict.ASK_AGAIN
 
+    def _is_by_layer(self, load: Load) -> bool:
+        num_bytes = load.count * self._manager.layout.token_bytes
+        return self._layerwise is not None and self._layerwise.wants(num_bytes)
+
     def _start_copy(self, load: Load, slots: torch.Tensor) -> Ticket | None:
         """Begin to copy; returns the copy if passes can wait for it layer by layer."""
-        layerwise = self._layerwise
-        if layerwise is not None and layerwise.wants(load.count * self._manager.layout.token_bytes):
+        if self._is_by_layer(load):
             return self._connector.start_load_kv_layerwise(load.task, slots)
         self._connector.retrieve_kv(load.task, slots)
         return None

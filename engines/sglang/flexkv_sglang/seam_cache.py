@@ -58,6 +58,10 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
         """Whether the scheduler has other work than the request that it asks about."""
         return self.asking is not None and self.asking.others_run
 
+    def has_room(self, req: Any) -> bool:
+        """Whether the request that the scheduler asks about could be computed beside all slots held now."""
+        return self.asking is None or self.asking.has_room(req)
+
     @abstractmethod
     def on_load_back(
         self, handle: RequestHandle, req: Any, node: Any, have: int, count: int, *, may_wait: bool

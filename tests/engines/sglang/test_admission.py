@@ -294,6 +294,51 @@ def test_who_had_others_retracted_does_not_wait(tmp_path: Path) -> None:
         w.is_broken = True  # the pass is not launched
 
 
+def test_who_had_others_retracted_takes_no_slots_for_a_copy_that_may_last(tmp_path: Path) -> None:
+    """Given up, they are in quarantine, and there is no room to compute the prompt instead."""
+    with world(tmp_path, size=160, engine=QUICK) as w:
+        w.ask(range(112), outputs=1)
+        assert w.flush()
+        w.transfer.holds_loads = True
+        job = w.submit([*range(112), 1])
+        w.match(job)
+        adder = w.new_adder()
+        adder.preempt_list.append(object())
+        dialect.admit(adder, job.req, has_chunked=False)
+        assert job.req in adder.can_run_list
+        assert not w.cache.extra_protected_tokens()
+        w.is_broken = True  # the pass is not launched
+
+
+@pytest.mark.parametrize("size", [160, 512])
+def test_who_had_others_retracted_waits_for_a_copy_whose_slots_it_needs(tmp_path: Path, size: int) -> None:
+    """It was asked for before.  Where there is room besides, it does not wait."""
+    with world(tmp_path, size=size, engine=QUICK) as w:
+        w.ask(range(112), outputs=1)
+        assert w.flush()
+        w.transfer.holds_loads = True
+        job = w.submit([*range(112), 1])
+        handle = compat.request_handle(job.req)
+        w.run(until=lambda: w.cache.tokens_held_for(handle) == 112)
+        connector = w.cache.connector
+        plain, times = connector._wait, list[float]()
+
+        def wait(is_so: Callable[[], bool], timeout_s: float) -> bool:
+            times.append(timeout_s)
+            w.transfer.holds_loads = timeout_s < 1
+            return plain(is_so, timeout_s)
+
+        connector._wait = wait
+        w.match(job)
+        adder = w.new_adder()
+        adder.preempt_list.append(object())
+        dialect.admit(adder, job.req, has_chunked=False)
+        assert job.req in adder.can_run_list
+        assert dialect.prefix_len(job.req) == (112 if size == 160 else 0)
+        assert (max(times) > 1) is (size == 160)
+        w.is_broken = True  # the pass is not launched
+
+
 @pytest.mark.parametrize("how", ["aborted", "flushed"])
 def test_who_is_passed_over_may_go(tmp_path: Path, how: str) -> None:
     with hanging(tmp_path, range(100)) as (w, release):
