@@ -68,6 +68,7 @@ class Call:
         number: Unique; for logs.
         left: Keys that were to be removed and may still be there; final once the worker is back.
         seconds: How long the tier took, once it is over.
+        waits_for_turn: It has not reached the tier, which takes other calls first.
     """
 
     verb: Verb
@@ -80,6 +81,7 @@ class Call:
     number: int = field(default_factory=itertools.count().__next__)
     left: Sequence[BlockKey] = ()
     seconds: float = 0.0
+    waits_for_turn: bool = False
     phase: _Phase = _Phase.QUEUED
 
     @property
@@ -229,6 +231,8 @@ class _Lane:
             elif call.phase is _Phase.RUNNING and not only_queued:
                 call.phase, buffer = _Phase.ADRIFT, BufferState.UNCERTAIN
                 self._num_adrift += 1
+                if status is Status.TIMEOUT and call.waits_for_turn:
+                    status, reason = Status.LIMITED, "no turn before the deadline"
             else:
                 return False
             # Under the lock: the worker, which takes it on its way back, must not be heard of first.
@@ -298,7 +302,7 @@ class _Lane:
         tier = self._tier
         try:
             call.left = call.removes  # until they have been tried
-            with within(call.deadline, self._clock):
+            with within(call.deadline, self._clock, call):
                 views = call.buffers()
                 if call.verb is Verb.LOAD:
                     return tier.load(call.keys, views)

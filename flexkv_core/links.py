@@ -257,9 +257,12 @@ class Link:
     def note_late(self, end: Completed) -> None:
         """A call was given up at its deadline: the breaker has not seen it.
 
-        One that nobody had begun says nothing of a tier if it waited for a rate limit, or for all others.
+        One that nobody had begun says nothing of a tier if it waited for a rate limit, or for all others; nor
+        does one that was not to be loaded, where loads take their turns first.
         """
-        if end.is_adrift or (self.wrapped.limit is None and not end.call.can_wait):
+        has_waited = self.wrapped.limit is not None or end.call.can_wait
+        has_waited = has_waited or (self.wrapped.has_turns and end.call.verb is not Verb.LOAD)
+        if end.is_adrift or not has_waited:
             first, verb = end.outcomes[0], end.call.verb
             self.wrapped.breaker.report(first.status, first.reason, verb.value, is_final=verb is Verb.LOAD)
 

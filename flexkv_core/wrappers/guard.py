@@ -40,7 +40,8 @@ _STATUS_OF: Sequence[tuple[type[TierError], Status]] = (
 )
 _LOG_EVERY_S = 10.0
 _READS = frozenset({"lookup", "load"})
-_NO_TURN = "the driver takes no more calls at once, and none ended before the deadline"
+_NO_TURN = "the driver takes no more calls at once: no turn before the deadline"
+_STUCK = "the driver takes no more calls at once, and none has come back by its deadline"
 _BLANK = bytes(8)
 """Longer than no magic number: a buffer that begins with it holds no value."""
 
@@ -87,8 +88,15 @@ class GuardedTier(WrappedTier):
             return self._checked(operation, count, run)
         with self._turns.turn(reads=operation in _READS) as has_turn:
             if not has_turn:
-                return [failed(Status.TIMEOUT, _NO_TURN)] * count
+                return [self._no_turn(self._turns)] * count
             return self._checked(operation, count, run)
+
+    @staticmethod
+    def _no_turn(turns: Turns) -> Outcome:
+        """Others were first, which says nothing of the tier; that nobody comes back says all of it."""
+        if turns.is_stuck:
+            return failed(Status.TIMEOUT, _STUCK)
+        return failed(Status.LIMITED, _NO_TURN)
 
     def _checked(self, operation: str, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
         try:

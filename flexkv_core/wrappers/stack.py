@@ -29,11 +29,13 @@ class Wrapped:
         tier: What workers call.
         breaker: Whether the tier is up.
         limit: What keeps it to its rates; None where it has none.
+        has_turns: Whether calls take turns at the driver.
     """
 
     tier: Tier
     breaker: BreakerTier
     limit: LimitedTier | None = None
+    has_turns: bool = False
 
 
 def wrap(
@@ -72,7 +74,8 @@ def wrap(
         HostMemoryError: the codec's buffers do not fit.
     """
     most = tier.capabilities.max_concurrency
-    inner: Tier = GuardedTier(tier, config.name, metrics, Turns(most) if num_threads > most else None)
+    turns = Turns(most) if num_threads > most else None
+    inner: Tier = GuardedTier(tier, config.name, metrics, turns)
     limit = None
     if config.limits.is_on:
         limit = inner = LimitedTier(
@@ -93,4 +96,4 @@ def wrap(
         on_change=on_change,
         clock=clock,
     )
-    return Wrapped(MeteredTier(breaker, config.name, metrics), breaker, limit)
+    return Wrapped(MeteredTier(breaker, config.name, metrics), breaker, limit, turns is not None)

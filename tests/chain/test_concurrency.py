@@ -5,13 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from flexkv_core.errors import TierTimeoutError
 from flexkv_core.metrics import Metrics
-from flexkv_core.testing import Fault, FaultKind, FaultTier, MemoryTier, context_for, small_layout
+from flexkv_core.testing import (
+    FakeClock,
+    Fault,
+    FaultKind,
+    FaultTier,
+    MemoryTier,
+    context_for,
+    small_layout,
+)
 from flexkv_core.tier import Status, TierCapabilities
+from flexkv_core.wrappers import turns
 from flexkv_core.wrappers.deadline import within
 from flexkv_core.wrappers.guard import GuardedTier
 from flexkv_core.wrappers.turns import Turns
@@ -111,7 +121,7 @@ def wait_for(condition) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("holder", OPERATIONS)
 def test_the_deadline_ends_a_wait_for_a_turn(holder, operation):
-    """Whatever the call is, and whatever it waits for."""
+    """Whatever the call is, and whatever it waits for; that others are first says nothing of the tier."""
     guard, tier = guarded()
     tier.add("lookup" if holder == "check_health" else holder, Fault(FaultKind.HANG))
     with ThreadPoolExecutor(1) as threads:
@@ -123,7 +133,7 @@ def test_the_deadline_ends_a_wait_for_a_turn(holder, operation):
                 with pytest.raises(TierTimeoutError, match="no more calls"):
                     guard.check_health()
             else:
-                assert OPERATIONS[operation](guard)[0].status is Status.TIMEOUT
+                assert OPERATIONS[operation](guard)[0].status is Status.LIMITED
         assert len(tier.calls) == calls
         tier.release()
         first.result(30)
@@ -147,3 +157,78 @@ def test_who_reads_goes_before_who_writes(reader, writer):
         for one in (held, last, *writers):
             one.result(30)
     assert [operation for operation, _ in tier.calls] == ["store", reader, writer, writer]
+
+
+@pytest.mark.parametrize("operation", ["lookup", "load", "store", "evict"])
+def test_a_wait_for_what_does_not_come_back_says_something_of_the_tier(operation):
+    """The call that has the only turn is past its deadline itself."""
+    guard, tier = guarded()
+    clock = FakeClock()
+    tier.add("store", Fault(FaultKind.HANG))
+
+    def hang():
+        with within(clock() + 1, clock):
+            return OPERATIONS["store"](guard)
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(hang)
+        tier.wait_hanging()
+        clock.advance(2)
+        with within(clock(), clock):
+            assert OPERATIONS[operation](guard)[0].status is Status.TIMEOUT
+        tier.release()
+        first.result(30)
+
+
+@pytest.mark.parametrize("writer", ["store", "evict"])
+def test_a_writer_waits_for_so_many_readers_and_no_more(writer):
+    guard, tier = guarded()
+    tier.add("load", Fault(FaultKind.HANG))
+    most = turns._MOST_BEFORE
+    with ThreadPoolExecutor(most + 6) as threads:
+        calls = [threads.submit(OPERATIONS["load"], guard)]
+        tier.wait_hanging()
+        calls += [threads.submit(OPERATIONS[writer], guard) for _ in range(2)]
+        wait_for(lambda: guard._turns._num_writers == 2)
+        calls += [threads.submit(OPERATIONS["load"], guard) for _ in range(most + 1)]
+        wait_for(lambda: guard._turns._num_readers == most + 1)
+        tier.release()
+        for call in calls:
+            call.result(30)
+    assert [operation for operation, _ in tier.calls] == [
+        *["load"] * (most + 1),
+        writer,
+        "load",
+        writer,
+    ]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_stores_that_have_no_turn_for_loads_say_nothing_of_their_tier(shared):
+    """One waits for its turn, two behind it in the queue; the deadline ends all of them from outside."""
+    most = 2 if shared else 1
+    room = 0 if shared else 64 * LAYOUT.slot_bytes
+    can = TierCapabilities(shared=shared, max_concurrency=most, max_batch=1, capacity_bytes=room)
+    below = FaultTier(MemoryTier(context_for(LAYOUT), can))
+    policy = {"breaker_failures": 1, "load_deadline_s": 60.0, "store_deadline_s": 1.0, "promote": "never"}
+    world = World([(cpu_tier(LAYOUT, 12), {}), (below, policy)])
+    link = world.chain.links[1]
+    inner = link.wrapped.tier
+    while not isinstance(inner, GuardedTier):
+        inner = inner.inner
+    with ExitStack() as loads:
+        for _ in range(most):
+            loads.enter_context(inner._turns.turn(reads=True))
+        job, slots = world.begin_store(prompt(9, 3))
+        world.until(lambda: inner._turns._num_writers == 1)
+        world.clock.advance(2.0)
+        world.until(lambda: world.count("store_failures", tier=link.name, cause="limited") == 1)
+        world.until(lambda: world.count("store_failures", tier=link.name, cause="timeout") == 2)
+        assert link.is_up
+    world.settle()
+    world.device.free(slots)
+    assert job.is_over
+    assert link.is_up
+    world.store(prompt(10, 3))
+    assert [operation for operation, _ in below.calls].count("store") == 3
+    world.close()
