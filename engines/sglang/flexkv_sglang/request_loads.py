@@ -30,7 +30,7 @@ from .quarantine import Quarantine
 _ORPHAN_S = 1.0
 _ORPHAN_TICKS = 8
 """A finished load that nobody has asked for so long, and for so many ticks (a pass of the scheduler has
-two, and may take longer than a second), goes into the tree for whoever comes."""
+two, and may take longer than a second), goes into the tree for whoever comes; see ``adopt_orphans``."""
 
 
 @dataclass(frozen=True)
@@ -170,16 +170,22 @@ class RequestLoads:
             self.give_up(handle)
 
     def adopt_orphans(self) -> None:
-        """Once a tick: what loads brought whose request went away without a word is the tree's."""
+        """Once a tick: what loads have brought that nobody asks for is the tree's.
+
+        One that still runs may be a live request's: somebody else's chunks may spend every pass.  It is given
+        up only where nobody tells of aborts, or where it keeps others from beginning theirs.
+        """
         self._ticks += 1
+        tells = self._tree.seam.reports_aborts
         oldest = time.monotonic() - _ORPHAN_S
         for handle, load in list(self.open.items()):
             if load.asked > oldest or load.asked_tick > self._ticks - _ORPHAN_TICKS:
                 continue
             if self._manager.is_over(load.task):
                 self._into_tree(handle, load)
-                self._connector.forget(handle)
-            elif load.slots is None:
+                if not tells:
+                    self._connector.forget(handle)
+            elif load.slots is None and not (tells and len(self.open) <= MOST_PASSED_OVER):
                 self.give_up(handle)
 
     # ---- one load ------------------------------------------------------------------------------

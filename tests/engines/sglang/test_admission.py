@@ -18,6 +18,7 @@ from flexkv_core.transfer import Ticket
 from flexkv_sglang import compat
 from flexkv_sglang.admission import MOST_PASSED_OVER
 from flexkv_sglang.connector import WaitBudget
+from flexkv_sglang.request_loads import _ORPHAN_TICKS
 from tests.support import sglang_dialect as dialect
 from tests.support.sglang_world import Job, SglangWorld, cpu, ssd, world
 
@@ -365,6 +366,72 @@ def test_chunks_of_another_do_not_end_a_load(tmp_path: Path) -> None:
         release()
         w.run(waiting, long)
         assert sum(waiting.cached) == 99
+
+
+def _not_asked(w: SglangWorld) -> None:
+    """Have so many ticks as make an orphan of a load that nobody asks for (with no time at all)."""
+    for _ in range(_ORPHAN_TICKS + 1):
+        w.cache.check_hicache_events()
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_a_load_is_kept_while_its_request_is_not_asked(
+    tmp_path: Path, is_aborted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of another may spend each pass; where nobody tells of aborts, it looks like one left over."""
+    monkeypatch.setattr("flexkv_sglang.request_loads._ORPHAN_S", 0.0)
+    with hanging(tmp_path, range(100), chunk=32, size=1024) as (w, release):
+        waiting, long = w.submit(range(100)), w.submit(range(1000, 1200))
+        w.run(until=lambda: w.chunked is long)
+        _not_asked(w)
+        assert passed_over(w, waiting) is w.cache.seam.reports_aborts
+        release()
+        if is_aborted:
+            w.abort(waiting)
+        w.run()
+        assert is_aborted or sum(waiting.cached) == 99
+        assert w.count("jobs", kind="load", status="ok") == (not is_aborted)
+
+
+def test_a_load_whose_request_is_not_asked_makes_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those in front of it now could begin none of their own before its deadline."""
+    monkeypatch.setattr("flexkv_sglang.request_loads._ORPHAN_S", 0.0)
+    prompts = [range(1000 * n, 1000 * n + 20) for n in range(MOST_PASSED_OVER + 1)]
+    with hanging(tmp_path, *prompts, size=1024) as (w, release):
+        jobs = [w.submit(tokens) for tokens in prompts]
+        w.step()
+        assert len(w.cache._loads.open) == MOST_PASSED_OVER + 1
+        _not_asked(w)
+        assert len(w.cache._loads.open) == (MOST_PASSED_OVER if w.cache.seam.reports_aborts else 0)
+        release()
+        w.run(*jobs)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_a_load_has_brought_is_kept_while_its_request_is_not_asked(
+    tmp_path: Path, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slots are the tree's then; while its copy runs they stay its own."""
+    monkeypatch.setattr("flexkv_sglang.request_loads._ORPHAN_S", 0.0)
+    with world(tmp_path, size=256, engine=QUICK) as w:
+        w.ask(range(112), outputs=1)
+        assert w.flush()
+        w.transfer.holds_loads = True
+        job = w.submit([*range(112), 1])
+        handle = compat.request_handle(job.req)
+        w.run(until=lambda: w.cache.tokens_held_for(handle) == 112)
+        w.transfer.holds_loads = not comes
+        if comes:
+            assert w.cache.connector.wait_over(w.cache._loads.open[handle].task, 10)
+        _not_asked(w)
+        assert w.cache.tokens_held_for(handle) == (0 if comes else 112)
+        assert w.cache.evictable_size() == (112 if comes else 0)
+        w.check()
+        w.transfer.holds_loads = False
+        w.run(job)
+        assert sum(job.cached) == 112
 
 
 def passed_over(w: SglangWorld, job: Job) -> bool:
