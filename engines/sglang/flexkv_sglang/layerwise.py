@@ -264,6 +264,19 @@ class LayerwiseLoads:
 
         Raises as ``settle``.
         """
+        try:
+            self._bury_failed(batch)
+        finally:
+            self._waits.end_pass()
+        for entry in self._dead:
+            for req in batch.reqs:
+                if self._builds_on(req, entry.slots) and compat.abort_request(
+                    scheduler, req, f"flexkv: a layerwise load failed: {entry.load.failure}"
+                ):
+                    self._manager.metrics.count("layerwise_aborts")
+                    logger.error("[FlexKV] request %r is aborted: %s", req.rid, entry.load.failure)
+
+    def _bury_failed(self, batch: Any) -> None:
         if batch.forward_mode.is_extend() and self._waits.fail_unasked(self._read_by(batch)):
             logger.error("[FlexKV] a prefill did not ask for its layers: from now on loads are awaited whole")
             self._choice.take_none()
@@ -273,14 +286,6 @@ class LayerwiseLoads:
             if entry is not None:
                 self._open.remove(entry)
                 self._bury(entry, load.failure)
-        self._waits.end_pass()
-        for entry in self._dead:
-            for req in batch.reqs:
-                if self._builds_on(req, entry.slots) and compat.abort_request(
-                    scheduler, req, f"flexkv: a layerwise load failed: {entry.load.failure}"
-                ):
-                    self._manager.metrics.count("layerwise_aborts")
-                    logger.error("[FlexKV] request %r is aborted: %s", req.rid, entry.load.failure)
 
     def _builds_on(self, req: Any, slots: torch.Tensor) -> bool:
         row = self._tree.req_to_token_pool.req_to_token[compat.request_row(req)]

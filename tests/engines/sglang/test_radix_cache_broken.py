@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from flexkv_core import EngineError
 
 pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installed (make setup)")
 
+from tests.support import sglang_dialect as dialect
 from tests.support.sglang_device import LAYERS
 from tests.support.sglang_world import SglangWorld, world
 
@@ -116,6 +118,38 @@ def test_a_fault_where_a_failed_load_is_dealt_with(tmp_path, monkeypatch, what):
         monkeypatch.undo()
         w.transfer.layers = LAYERS
         w.settle()
+
+
+def test_passes_after_a_fault_wait_for_all_loads(tmp_path, monkeypatch):
+    """Nobody says any more which loads they read; what the spoilt pass read is not what they read."""
+    with world(tmp_path, engine={"layerwise": True}) as w:
+        w.ask(range(64))
+        assert w.flush()
+        w.poison_free()
+        monkeypatch.setattr(type(w.cache), "fails_open", True)
+        layerwise = w.cache._layerwise
+        w.transfer.layers = 0
+        first = w.submit([*range(64), 1])
+        w.waiting.remove(first)
+        w.match(first)
+        assert dialect.load_back(first.req, w.cache) is not None
+        assert not layerwise.is_idle
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(layerwise._waits, "fail_unasked", broken)
+            w.run(w.submit(range(700, 740), outputs=1))  # reads no load
+        assert w.cache.is_broken
+        comes = threading.Timer(0.1, setattr, (w.transfer, "layers", LAYERS))
+        comes.start()
+        second = w.submit([*range(64), 2])
+        w.run(second)  # its passes look at what they build on
+        comes.join()
+        assert second.cached == (64, 0, 0)
+        w.waiting.append(first)
+        w.run(first)
 
 
 def test_slots_are_not_in_the_tree_before_passes_wait_for_them(tmp_path, monkeypatch):
