@@ -264,7 +264,9 @@ class Link:
         has_waited = has_waited or (self.wrapped.has_turns and end.call.verb is not Verb.LOAD)
         if end.is_adrift or not has_waited:
             first, verb = end.outcomes[0], end.call.verb
-            self.wrapped.breaker.report(first.status, first.reason, verb.value, is_final=verb is Verb.LOAD)
+            self.wrapped.breaker.report(
+                first.status, first.reason, verb.value, is_final=verb is Verb.LOAD, call=end.call
+            )
 
     def evict(self, keys: Sequence[BlockKey], now: float) -> None:
         """Have workers remove values; any number.

@@ -64,7 +64,7 @@ class Probes:
         link = probe.link
         # One that only waited in the queue says nothing: whatever it waited behind has been counted.
         if end.is_adrift or end.is_refused:
-            link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason)
+            link.wrapped.breaker.report(end.outcomes[0].status, end.outcomes[0].reason, call=end.call)
         for key, outcome in zip(end.call.keys, end.outcomes, strict=True):
             # What could not be asked is taken as missing for a moment: it is asked again soon.
             link.known.note(key, now, is_there=outcome.is_ok)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from ..keys import BlockKey
 from ..tier import BufferState, Outcome, Status, Tier, failed
 from .base import WrappedTier
-from .deadline import remaining_s
+from .deadline import remaining_s, running_call
 
 DOWN = frozenset({Status.UNAVAILABLE, Status.TIMEOUT, Status.DENIED, Status.INVALID})
 """Statuses that say something about the tier, not about a block.
@@ -65,7 +65,7 @@ class BreakerTier(WrappedTier):
         self._answered = threading.Condition()
         self._failures: dict[str, int] = {}
         self._down_since: float | None = None
-        self._is_probing = False
+        self._prober: object | None = None
         self._reason = ""
 
     @property
@@ -82,7 +82,7 @@ class BreakerTier(WrappedTier):
     def wants_probe(self) -> bool:
         """Whether the next call would be let through as a probe."""
         down = self._down_since
-        return down is not None and not self._is_probing and self._clock() - down >= self._reset_s
+        return down is not None and self._prober is None and self._clock() - down >= self._reset_s
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         return self._guarded("lookup", len(keys), lambda: self.inner.lookup(keys))
@@ -97,7 +97,13 @@ class BreakerTier(WrappedTier):
         return self._guarded("evict", len(keys), lambda: self.inner.evict(keys))
 
     def report(
-        self, status: Status, reason: str, operation: str = "lookup", *, is_final: bool = False
+        self,
+        status: Status,
+        reason: str,
+        operation: str = "lookup",
+        *,
+        is_final: bool = False,
+        call: object | None = None,
     ) -> None:
         """Count a call that was given up from outside (a deadline) as what it was.
 
@@ -107,54 +113,64 @@ class BreakerTier(WrappedTier):
             operation: What it did.
             is_final: The tier is down at once: a request has waited for it as long as any may, and whoever
                 comes next must not wait as well.
+            call: Which call, as ``within`` was told: if it was probing, another may.
         """
         if self._limit and status in DOWN:
-            self._note(operation, is_down=True, reason=reason, is_final=is_final)
+            self._note(operation, call, is_down=True, reason=reason, is_final=is_final)
 
     def _guarded(self, operation: str, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
-        if self._limit and not self._may_pass():
+        call = running_call() or object()
+        if self._limit and not self._may_pass(call):
             reason = f"{IS_DOWN}{self._reason}"
             return [failed(Status.UNAVAILABLE, reason, BufferState.UNTOUCHED)] * count
         try:
             outcomes = run()
         except BaseException as exc:
             if self._limit:  # or a probe that broke would be under way for ever
-                self._note(operation, is_down=True, reason=repr(exc))
+                self._note(operation, call, is_down=True, reason=repr(exc))
             raise
         if self._limit and outcomes and all(outcome.status in NEUTRAL for outcome in outcomes):
             with self._answered:
-                self._is_probing = False  # nothing was learnt: the next call may find out
-                self._answered.notify_all()
+                self._end_probe(call)  # nothing was learnt: the next call may find out
         elif self._limit and outcomes:
             bad = next((outcome for outcome in outcomes if outcome.status in DOWN), None)
             is_down = bad is not None and all(o.status in DOWN for o in outcomes)
-            self._note(operation, is_down=is_down, reason=bad.reason if bad is not None else "")
+            self._note(operation, call, is_down=is_down, reason=bad.reason if bad is not None else "")
         return outcomes
 
-    def _may_pass(self) -> bool:
+    def _may_pass(self, call: object) -> bool:
         if self._down_since is None:  # as always: nothing to wait for
             return True
         with self._answered:
             self._answered.wait_for(
-                lambda: not self._is_probing, timeout=max(0.0, min(self._most_wait_s, remaining_s()))
+                lambda: self._prober is None or self._down_since is None,
+                timeout=max(0.0, min(self._most_wait_s, remaining_s())),
             )
             if self._down_since is None:
                 return True
-            if self._is_probing or self._clock() - self._down_since < self._reset_s:
+            if self._prober is not None or self._clock() - self._down_since < self._reset_s:
                 return False
-            self._is_probing = True
+            self._prober = call
         self._on_change("probing", self._reason)
         return True
 
-    def _note(self, operation: str, *, is_down: bool, reason: str, is_final: bool = False) -> None:
+    def _end_probe(self, call: object | None) -> None:
+        """A call is over or given up: if it was probing, nobody is.  Called under the lock."""
+        if call is not None and call is self._prober:
+            self._prober = None
+            self._answered.notify_all()
+
+    def _note(
+        self, operation: str, call: object | None, *, is_down: bool, reason: str, is_final: bool = False
+    ) -> None:
         change: tuple[str, str] | None = None
         with self._answered:
             was_down = self._down_since is not None
-            self._is_probing = False
-            self._answered.notify_all()
+            self._end_probe(call)
             if not is_down:
                 self._failures.pop(operation, None)
                 self._down_since = None
+                self._answered.notify_all()
                 if was_down:
                     change = ("up", "")
             else:

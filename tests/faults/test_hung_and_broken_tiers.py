@@ -254,7 +254,7 @@ def test_a_removal_that_hangs_as_a_probe_does_not_keep_the_tier_down(broken):
     world.chain.forget_all()
     tier.wait_hanging()
     world.clock.advance(31)
-    world.until(lambda: not world.chain.links[1].wrapped.breaker._is_probing)
+    world.until(lambda: not world.chain.links[1].wrapped.breaker._prober)
     world.clock.advance(5.1)
     one.world.begin_store(prompt(3, 2))
     world.until(lambda: world.chain.links[1].is_up)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,6 +19,7 @@ from flexkv_core.errors import (
     TierUnavailableError,
     UnsupportedOperationError,
 )
+from flexkv_core.executor import Call, Verb
 from flexkv_core.keys import block_key, encode_tokens
 from flexkv_core.metrics import Metrics
 from flexkv_core.models import TierConfig
@@ -419,6 +421,41 @@ def test_a_probe_is_not_waited_for_without_an_end(tier, limit):
         tier.release()
         first.result(30)
     assert w.breaker.is_up
+
+
+@pytest.mark.parametrize("which", ["another", "the prober"])
+def test_only_the_end_of_a_probe_ends_the_wait_for_it(tier, which):
+    """An older call that is given up meanwhile does not end it; the probe's own giving up does."""
+    gate = FaultTier(tier)
+    w = Watched(gate, failures=1, most_wait_s=30.0)
+    w.ask(DOWN)
+    gate.always("lookup", None)
+    gate.add("load", Fault(FaultKind.HANG))
+    w.clock.advance(5)
+    probe, sibling, older = (Call(Verb.LOAD, KEYS) for _ in range(3))
+
+    def load(call):
+        with within(float("inf"), w.clock, call):
+            return w.breaker.load(KEYS, buffers())[0].status
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(load, probe)
+        gate.wait_hanging()
+        other = threads.submit(load, sibling)
+        end = time.monotonic() + 30
+        while not w.breaker._answered._waiters and time.monotonic() < end:
+            time.sleep(0.001)
+        given_up = probe if which == "the prober" else older
+        w.breaker.report(Status.TIMEOUT, "late", "store", call=given_up)
+        assert w.breaker._prober is (None if which == "the prober" else probe)
+        if which == "the prober":
+            assert other.result(30) is Status.UNAVAILABLE
+        gate.release()
+        first.result(30)
+        other.result(30)
+    assert w.breaker.is_up
+    assert gate.calls[-1][0] == "load"
+    assert [operation for operation, _ in gate.calls].count("load") == (1 if which == "the prober" else 2)
 
 
 # ---- meter and the stack -------------------------------------------------------------------------
