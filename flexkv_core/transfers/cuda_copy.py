@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -134,11 +135,16 @@ class CudaTransfer(QueuedTransfer):
         return super().is_alive() and all(way.waiter.is_alive for way in self._ways.values())
 
     def close(self) -> None:
-        super().close()
+        with ExitStack() as steps:  # every one is taken, whatever another raises
+            steps.callback(self._close_ways)
+            super().close()
+
+    def _close_ways(self) -> None:
         ways, self._ways = self._ways, {}
-        for way in ways.values():
-            way.waiter.close()
-            _drain(way.lane)
+        with ExitStack() as steps:
+            for way in ways.values():
+                steps.callback(_drain, way.lane)
+                steps.callback(way.waiter.close)
 
     def _open_way(self, is_load: bool, number: int) -> Way:
         config = self.config

@@ -57,8 +57,10 @@ class TorchTransfer(QueuedTransfer):
         return self._fence()
 
     def close(self) -> None:
-        super().close()
-        self._regions.clear()
+        try:
+            super().close()
+        finally:
+            self._regions.clear()
 
     def _prepare(self, job: CopyJob, *, is_load: bool) -> Copy:
         slots = read_slots(job, self.planes.num_slots)

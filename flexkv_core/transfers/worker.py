@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from contextlib import ExitStack
 
 from ..errors import TransferError
 from ..transfer import CopyJob, Ticket, Transfer
@@ -63,13 +64,23 @@ class QueuedTransfer(Transfer):
         return self._submit(job, is_load=False)
 
     def close(self) -> None:
-        for copy in self._queue.close():
-            number = copy.ticket.job.number
-            copy.ticket.finish(0.0, TransferError(f"copy {number}: closed before it began", job=number))
-        for thread in self._threads:
-            thread.join()
-        for copy in self._queue.take_rest():
-            self._fail(copy, RuntimeError(_DIED))
+        with (
+            ExitStack() as steps
+        ):  # every one is taken, whatever another raises; the last one here is the first
+            steps.callback(self._end_rest)
+            for thread in self._threads:
+                steps.callback(thread.join)
+            for copy in self._queue.close():
+                number = copy.ticket.job.number
+                error = TransferError(f"copy {number}: closed before it began", job=number)
+                steps.callback(copy.ticket.finish, 0.0, error)
+
+    def _end_rest(self) -> None:
+        """Fail what dead workers have left; a copy inside which one died has ended, and is queued still."""
+        with ExitStack() as steps:
+            for copy in self._queue.take_rest():
+                if not copy.ticket.is_over:
+                    steps.callback(self._fail, copy, RuntimeError(_DIED))
 
     def is_alive(self) -> bool:
         return all(thread.is_alive() for thread in self._threads)

@@ -337,6 +337,57 @@ def test_a_load_that_cannot_be_timed_is_well(monkeypatch: pytest.MonkeyPatch) ->
     bench.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is meant to die
+@pytest.mark.parametrize("name", ["direct", "staged"])
+def test_close_ends_everything_though_a_thread_died_inside_a_copy(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies that were submitted end well, the one behind fails, and waiters and lanes are closed."""
+    bench = Bench(LAYOUTS["kv"], CONFIGS[name])
+    slots = take(bench.pool, 3)
+    well = bench.submit("load", [whole(slots[0], 8)], list(range(8)))
+    go_on, fence = threading.Event(), HeldFence()
+    lane = bench.transfer._ways[True].lane
+
+    def die(*_: object) -> None:
+        go_on.wait(DEADLINE_S)
+        raise SystemExit
+
+    monkeypatch.setattr(lane, "submit", die)
+    first, behind = (
+        bench.submit("load", [whole(slot, 8)], list(range(8)), after=fence) for slot in slots[1:]
+    )
+    fence.gate.set()
+    go_on.set()
+    assert first.wait(DEADLINE_S)
+    end = time.monotonic() + DEADLINE_S
+    while bench.transfer.is_alive():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    assert not behind.is_over
+    bench.transfer.close()
+    assert well.is_ok
+    assert "SystemExit" in str(first.error)
+    assert "closed before it began" in str(behind.error)
+    assert not [thread for thread in bench.threads if thread.is_alive()]
+    del slots, well, first, behind
+    bench.close()
+
+
+def test_a_step_of_close_that_fails_skips_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(LAYOUTS["kv"], CONFIGS["direct"])
+
+    def broken() -> list[object]:
+        raise RuntimeError("a listener is broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.transfer._queue, "take_rest", broken)
+        with pytest.raises(RuntimeError, match="a listener"):
+            bench.transfer.close()
+    assert not [thread for thread in bench.threads if thread.is_alive()]
+    bench.close()
+
+
 @pytest.mark.parametrize("name", ["direct", "staged"])
 def test_the_pace_of_loads_leaves_out_what_they_waited_for(name: str) -> None:
     """Under load every copy stands behind a pass, and behind other loads: that says nothing of the link.

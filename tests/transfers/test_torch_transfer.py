@@ -398,6 +398,33 @@ def test_a_transfer_whose_thread_has_died_takes_nothing_more_and_ends_what_it_ha
     bench.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is meant to die
+def test_a_thread_that_died_inside_a_copy_does_not_keep_the_transfer_from_closing() -> None:
+    """That copy has ended; the one behind it ends with the transfer."""
+    bench = Bench(LAYOUTS["kv"])
+    go_on = threading.Event()
+
+    def die(*_: object) -> None:
+        go_on.wait(DEADLINE_S)
+        raise SystemExit
+
+    bench.transfer._device.load = die  # type: ignore[method-assign] # a thread that dies inside a copy
+    slots = take(bench.pool, 2)
+    first, behind = (
+        bench.transfer.load(make_job(number, [whole(slot, 8)], list(range(8))))
+        for number, slot in enumerate(slots)
+    )
+    go_on.set()
+    for thread in bench.transfer._threads:
+        thread.join(DEADLINE_S)
+    assert "SystemExit" in str(first.error)
+    assert not behind.is_over
+    bench.transfer.close()
+    assert "closed before it began" in str(behind.error)
+    del slots, first, behind
+    bench.close()
+
+
 def test_close_ends_queued_copies_with_an_error_and_lets_running_ones_finish() -> None:
     bench = Bench(LAYOUTS["kv"])
     entered, go_on = threading.Event(), threading.Event()
