@@ -6,6 +6,7 @@ finishes tickets.  ``_in_flight`` is under ``_lock``, which is held for an addit
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
@@ -18,6 +19,8 @@ from .gpu import Event, Gpu
 from .lane import DeviceJob, Lane
 from .pieces import CopyLimits, Piece, cut, run_bytes
 from .waiter import EventWaiter
+
+_log = logging.getLogger(__name__)
 
 NEVER = 1 << 62
 
@@ -68,6 +71,7 @@ class Way:
         self._blocks = blocks
         self._lock = threading.Lock()
         self._in_flight = 0
+        self._is_fault_told = False
 
     @property
     def has_room(self) -> bool:
@@ -183,7 +187,11 @@ class Way:
         """
         try:
             alone = between[0].elapsed_time(between[1]) / 1e3
-        except RuntimeError:  # the copy is well: its own event has said so
+        except Exception as fault:  # noqa: BLE001 - the copy is well: its own event has said so
+            # While another thread captures a graph the driver may refuse, with a RuntimeError.
+            if not isinstance(fault, RuntimeError) and not self._is_fault_told:
+                self._is_fault_told = True
+                _log.warning("[FlexKV] loads cannot be timed: %r", fault)
             return 0, 0.0
         if seconds - alone <= _SHORT * seconds:
             return num_bytes, seconds

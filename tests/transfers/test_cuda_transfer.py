@@ -325,15 +325,20 @@ def test_a_stream_is_told_once_to_wait_for_a_layer() -> None:
     bench.close()
 
 
-def test_a_load_that_cannot_be_timed_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another thread captures a graph the driver may refuse to tell times."""
+@pytest.mark.parametrize("fault", [RuntimeError, ValueError])
+def test_a_load_that_cannot_be_timed_is_well(
+    fault: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While another thread captures a graph the driver may refuse to tell times; other faults are told."""
 
     def refused(*_: object) -> float:
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise fault("operation not permitted when stream is capturing")
 
     bench = Bench(LAYOUTS["kv"], CONFIGS["direct"])
     monkeypatch.setattr(SimulatedEvent, "elapsed_time", refused)
-    assert bench.run("load", [whole(take(bench.pool, 1)[0], 8)], list(range(8))).pace == (0, 0.0)
+    for slot in take(bench.pool, 2):
+        assert bench.run("load", [whole(slot, 8)], list(range(8))).pace == (0, 0.0)
+    assert len(caplog.records) == (fault is ValueError)
     bench.close()
 
 
