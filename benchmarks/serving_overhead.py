@@ -1,12 +1,16 @@
 """What the chain costs a server with nothing to reuse: the real SGLang on the CPU, with it and without.
 
-    python benchmarks/serving_overhead.py [--prompts 6] [--tokens 256] [--new 8] [--rounds 15]
+    python benchmarks/serving_overhead.py [--prompts 6] [--tokens 256] [--new 8] [--rounds 10] [--control]
 
 SmolLM2-135M, prompts that share nothing, four at a time.  Two servers, the plain radix cache and a CPU + SSD
 chain, are asked in turn, so both see the same machine; the one that is not asked stands still (SIGSTOP), for
 an idle server spins.  Both are compared round by round; the median counts, and the quartiles beside it tell
-how far the machine can be trusted.  Every prompt is stored in both tiers while it is served.  The processor
-time of a server's processes is the steadier figure on a busy machine.
+how far the machine can be trusted.  Every prompt is stored in both tiers while it is served.
+
+Two processes of one and the same server can differ by more than a tenth, in whatever way their memory lies
+(``--control`` compares two plain ones), so what the chain itself takes is told apart: the processor time of
+all threads but those that compute, of which there is one for each processor.  What it takes of the
+scheduler's thread is measured by ``scheduler_cost.py``.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -54,12 +59,19 @@ def server(model: Path, work: Path, name: str, flags: list[str]) -> ServerProces
     return ServerProcess([*fixed, *flags], log=work / f"{name}.log", environment=environment, timeout_s=600)
 
 
-def processor_s(running: ServerProcess) -> float:
-    """Processor time so far of all processes of a server."""
+Thread = tuple[int, int]
+"""Process and thread id."""
+
+
+def thread_times(running: ServerProcess) -> dict[Thread, float]:
+    """Processor time so far of all threads of a server, in seconds."""
     assert running._process is not None
     first = psutil.Process(running._process.pid)
-    times = [child.cpu_times() for child in [first, *first.children(recursive=True)]]
-    return sum(t.user + t.system for t in times)
+    return {
+        (process.pid, thread.id): thread.user_time + thread.system_time
+        for process in [first, *first.children(recursive=True)]
+        for thread in process.threads()
+    }
 
 
 def signal_all(running: ServerProcess, number: int) -> None:
@@ -68,17 +80,35 @@ def signal_all(running: ServerProcess, number: int) -> None:
     os.killpg(running._process.pid, number)
 
 
-def one_round(running: ServerProcess, prompts: list[list[int]], new: int) -> tuple[float, float]:
-    """Wall seconds and processor seconds of answering all prompts, four at a time."""
+@dataclass(frozen=True)
+class Round:
+    """What answering all prompts took: seconds, and processor seconds by thread."""
+
+    wall: float
+    threads: dict[Thread, float]
+
+    @property
+    def processor_s(self) -> float:
+        """Of all threads."""
+        return sum(self.threads.values())
+
+    @property
+    def beside_s(self) -> float:
+        """Of all threads but those that compute."""
+        return sum(sorted(self.threads.values())[: -(psutil.cpu_count() or 1)])
+
+
+def one_round(running: ServerProcess, prompts: list[list[int]], new: int) -> Round:
+    """Answer all prompts, four at a time."""
     signal_all(running, signal.SIGCONT)
-    before, began = processor_s(running), time.perf_counter()
+    before, began = thread_times(running), time.perf_counter()
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda ids: running.client.generate(ids, new), prompts))
     wall = time.perf_counter() - began
     assert all(answer.cached_tokens < 4 for answer in answers), "the prompts were to share nothing"
-    used = processor_s(running) - before
+    after = thread_times(running)
     signal_all(running, signal.SIGSTOP)
-    return wall, used
+    return Round(wall, {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items()})
 
 
 def spread(ratios: list[float]) -> str:
@@ -94,7 +124,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--new", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--control", action="store_true", help="a second plain server instead of the chain")
     args = parser.parse_args()
     model = ROOT / ".cache" / "demo" / "smollm2-135m"
     if not is_complete(model):
@@ -104,9 +135,9 @@ def main() -> None:
         work = Path(folder)
         chain = work / "chain.yaml"
         chain.write_text(CHAIN.format(path=work / "ssd"))
-        ours = ["--radix-cache-backend", "flexkv", "--flexkv-config-file", str(chain)]
+        ours = [] if args.control else ["--radix-cache-backend", "flexkv", "--flexkv-config-file", str(chain)]
         with server(model, work, "plain", []) as plain, server(model, work, "flexkv", ours) as chained:
-            rows: dict[str, list[tuple[float, float]]] = {"plain": [], "flexkv": []}
+            rows: dict[str, list[Round]] = {"plain": [], "flexkv": []}
             for running in (plain, chained):
                 signal_all(running, signal.SIGSTOP)
             for number in range(args.rounds + 1):
@@ -125,12 +156,22 @@ def main() -> None:
         f"{args.prompts} prompts of {args.tokens} tokens, {args.new} new ones each; median of {args.rounds}"
     )
     for name, found in rows.items():
-        wall, work_s = (statistics.median(row[i] for row in found) for i in (0, 1))
+        wall, work_s, beside_s = (
+            statistics.median(getattr(row, field) for row in found)
+            for field in ("wall", "processor_s", "beside_s")
+        )
         rate = args.prompts * (args.tokens + args.new) / wall
-        print(f"  {name:8} {wall:8.2f} s  {rate:8.1f} tokens/s  {work_s:8.2f} processor s")
+        print(
+            f"  {name:8} {wall:8.2f} s  {rate:8.1f} tokens/s  {work_s:8.2f} processor s, "
+            f"{beside_s:.2f} of them not computing"
+        )
     pairs = list(zip(rows["plain"], rows["flexkv"], strict=True))
-    print(f"  throughput lost:      {spread([1 - one[0] / other[0] for one, other in pairs])}")
-    print(f"  processor time added: {spread([other[1] / one[1] - 1 for one, other in pairs])}")
+    added = [(other.beside_s - one.beside_s) / other.processor_s for one, other in pairs]
+    print(f"  throughput lost:      {spread([1 - one.wall / other.wall for one, other in pairs])}")
+    print(
+        f"  processor time added: {spread([other.processor_s / one.processor_s - 1 for one, other in pairs])}"
+    )
+    print(f"  of it not computing:  {spread(added)}")
 
 
 if __name__ == "__main__":
