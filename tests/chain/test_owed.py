@@ -169,6 +169,29 @@ def test_a_hung_write_back_starves_nobody(worlds, breaker_failures):
     assert world.chain.drain(60)
 
 
+def test_while_nothing_is_written_back_room_is_made_at_once(worlds):
+    """Slots that wait for a tier which is down come free late; those of blocks that leave now do not."""
+    below = memory()
+    world = worlds(below, host=32, write="back", store_threads=1)
+    for seed in range(4):
+        world.store(prompt(seed, 6))
+    below.add("store", Fault(FaultKind.HANG))
+    world.begin_store(prompt(10, 12))
+    below.wait_hanging()
+    leaving = world.chain._parts.capacity.num_leaving
+    assert leaving
+    breaker = world.chain.links[1].wrapped.breaker
+    breaker.report(Status.TIMEOUT, "away", "lookup", is_final=True)
+    for seed in range(11, 17):
+        world.chain.poll()
+        job, _ = world.begin_store(prompt(seed, 4))
+        assert job is not None
+        assert job.plan.num_blocks == 4
+    assert world.chain._parts.capacity.num_leaving == leaving
+    below.release()
+    assert world.chain.drain(60)
+
+
 def test_a_tier_that_is_written_back_to_comes_up_again_by_itself(worlds):
     below = memory()
     world = worlds(below, host=4, write="back")
