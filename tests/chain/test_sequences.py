@@ -10,10 +10,10 @@ import pytest
 
 from flexkv_core import ChainConfig, Namespace, TierCapabilities
 from flexkv_core.chain import TierChain
+from flexkv_core.chain.lookup import Lookup
 from flexkv_core.keys import BlockChain, encode_tokens
-from flexkv_core.lookup import Lookup
 from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus, Scope
-from flexkv_core.sequences import NO_SCOPE
+from flexkv_core.manager.sequences import NO_SCOPE
 from flexkv_core.testing import FakeDevice, FakeTransfer, Medium, MemoryTier, context_for, small_layout
 from tests.support.chains import DEADLINE_S, cpu_tier
 

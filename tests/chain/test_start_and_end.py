@@ -60,7 +60,7 @@ STARTS = {
     "transfer": lambda patch, transfer, _tiers: patch.setattr(transfer, "register", broken),
     "first tier": lambda patch, _transfer, tiers: patch.setattr(tiers[0], "register", broken),
     "last tier": lambda patch, _transfer, tiers: patch.setattr(tiers[-1], "register", broken),
-    "wrappers": lambda patch, _transfer, _tiers: patch.setattr("flexkv_core.chain.wrap", broken),
+    "wrappers": lambda patch, _transfer, _tiers: patch.setattr("flexkv_core.chain.chain.wrap", broken),
     "threads": lambda patch, _transfer, _tiers: last_start_fails(patch),
 }
 

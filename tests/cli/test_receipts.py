@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from flexkv_core.choice import Choice
+from flexkv_core.chain.choice import Choice
+from flexkv_core.chain.receipts import Receipt
 from flexkv_core.cli import main
 from flexkv_core.cli._receipt_lines import Promise, read_log
 from flexkv_core.cli.receipts import report
-from flexkv_core.receipts import Receipt
 from flexkv_sglang.connector import TransferLog
 
 SEED = 20_261

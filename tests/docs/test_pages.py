@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from flexkv_core.chain.receipts import Receipt
 from flexkv_core.cli import verbs
 from flexkv_core.config.names import chain_leaves, tier_leaves
 from flexkv_core.drivers import DriverHooks, ObserverHooks
 from flexkv_core.metrics import IN_THE_LOG
-from flexkv_core.receipts import Receipt
 from flexkv_core.tier import Status, TierCapabilities
 from tests.docs import tables
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors, links, prose
@@ -107,7 +107,9 @@ def on_the_map() -> dict[str, int]:
 
 
 def test_every_room_of_the_core_is_on_the_map() -> None:
+    """Modules at the top, packages, and the modules of those packages that all of a chain is made of."""
     rooms = {path.stem for path in CORE.glob("*.py")} | {path.parent.name for path in CORE.glob("*/*.py")}
+    rooms |= {path.stem for name in ("index", "chain", "manager") for path in CORE.glob(f"{name}/*.py")}
     assert set(on_the_map()) == {room for room in rooms if not room.startswith("__")}
 
 

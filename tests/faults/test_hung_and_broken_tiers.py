@@ -8,9 +8,9 @@ import time
 import pytest
 
 from flexkv_core import hookimpl
+from flexkv_core.chain.executor import run_bounded
 from flexkv_core.drivers import Observers
 from flexkv_core.errors import TierAccessError, TierClosedError, TierFullError, TierTimeoutError
-from flexkv_core.executor import run_bounded
 from flexkv_core.testing import (
     Fault,
     FaultKind,

@@ -41,48 +41,51 @@ ROWS = [
     ),
     ("config",),
     (
-        "policy",
-        "stretch",
-        "eviction",
-        "places",
-        "match",
+        "index.policy",
+        "index.stretch",
+        "index.eviction",
+        "index.places",
+        "index.match",
+        "index.index",
         "index",
     ),
     ("wrappers",),
     (
-        "plan",
-        "speed",
-        "choice",
-        "receipts",
+        "chain.plan",
+        "chain.speed",
+        "chain.choice",
+        "chain.receipts",
     ),
-    ("executor",),
+    ("chain.executor",),
     (
-        "links",
-        "host",
+        "chain.links",
+        "chain.host",
     ),
-    ("capacity",),
+    ("chain.capacity",),
     (
-        "parts",
-        "jobs",
+        "chain.parts",
+        "chain.jobs",
     ),
     (
-        "prefetched",
-        "fills",
-        "loads",
-        "cascade",
-        "stores",
-        "weighing",
-        "lookup",
-        "probes",
-        "warm_up",
+        "chain.prefetched",
+        "chain.fills",
+        "chain.loads",
+        "chain.cascade",
+        "chain.stores",
+        "chain.weighing",
+        "chain.lookup",
+        "chain.probes",
+        "chain.warm_up",
     ),
+    ("chain.chain",),
     ("chain",),
-    ("opening",),
+    ("manager.opening",),
     (
-        "sequences",
-        "masks",
-        "tasks",
+        "manager.sequences",
+        "manager.masks",
+        "manager.tasks",
     ),
+    ("manager.manager",),
     ("manager",),
     ("__init__",),
     (
@@ -97,7 +100,7 @@ ORDER = [name for row in ROWS for name in row]
 
 OUTSIDE = {
     "torch": {"transfers", "cli"},
-    "numpy": {"transfers", "masks"},
+    "numpy": {"transfers", "manager.masks"},
     "yaml": {"config", "cli"},
     "pytest": {"testing"},
     "hypothesis": {"testing"},
@@ -111,8 +114,13 @@ OUTSIDE = {
 """Heavy or foreign packages, and the rooms of the core that may import them."""
 
 
+ORDERED = {name.split(".")[0] for name in ORDER if "." in name}
+"""Packages whose modules have their own order; what such a package itself gives stands behind them."""
+
+
 def room(path: Path, base: Path) -> str:
-    return path.relative_to(base).with_suffix("").parts[0]
+    parts = path.relative_to(base).with_suffix("").parts
+    return ".".join(parts[:2]).removesuffix(".__init__") if parts[0] in ORDERED else parts[0]
 
 
 def imports(path: Path, package: str) -> Iterator[tuple[str, bool]]:
@@ -160,8 +168,14 @@ def core_targets(path: Path, package: str) -> Iterator[str]:
     for name, _ in imports(path, package):
         parts = name.split(".")
         if parts[0] == "flexkv_core":
-            is_room = len(parts) > 1 and ((CORE / parts[1]).is_dir() or (CORE / f"{parts[1]}.py").exists())
-            yield parts[1] if is_room else "__init__"
+            inside = [CORE / parts[1] / f"{parts[2]}.py"] if len(parts) > 2 and parts[1] in ORDERED else []
+            if any(module.exists() for module in inside):
+                yield f"{parts[1]}.{parts[2]}"
+            else:
+                is_room = len(parts) > 1 and (
+                    (CORE / parts[1]).is_dir() or (CORE / f"{parts[1]}.py").exists()
+                )
+                yield parts[1] if is_room else "__init__"
 
 
 def test_every_module_has_its_place():

@@ -13,7 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from flexkv_core.jobs import LoadJob
+from flexkv_core.chain.jobs import LoadJob
 from flexkv_core.testing import Fault, FaultKind, Medium, MemoryTier, context_for, small_layout
 from flexkv_core.tier import Status, TierCapabilities
 from tests.support.chains import World, cpu_tier

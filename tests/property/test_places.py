@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import flexkv_core.places as places_module
+import flexkv_core.index.places as places_module
+from flexkv_core.index.places import TierPlaces
+from flexkv_core.index.policy import Fifo, Filo, Lfu, Lru, Mru, Slru
+from flexkv_core.index.stretch import in_a_row, tail_block, whole_blocks
 from flexkv_core.keys import BlockChain, encode_tokens
-from flexkv_core.places import TierPlaces
-from flexkv_core.policy import Fifo, Filo, Lfu, Lru, Mru, Slru
-from flexkv_core.stretch import in_a_row, tail_block, whole_blocks
 from tests.support.places import check_places
 
 ROOT = bytes(32)

@@ -14,7 +14,7 @@ from array import array
 
 import pytest
 
-from flexkv_core.jobs import LoadJob
+from flexkv_core.chain.jobs import LoadJob
 from flexkv_core.models import CodecConfig
 from flexkv_core.testing import Fault, FaultKind, FaultTier, MemoryTier, context_for, small_layout
 from flexkv_core.tier import Status, TierCapabilities

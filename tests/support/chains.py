@@ -9,10 +9,10 @@ from typing import Any
 
 from flexkv_core import ChainConfig, Namespace, Tier
 from flexkv_core.chain import TierChain
-from flexkv_core.jobs import LoadJob, StoreJob
+from flexkv_core.chain.jobs import LoadJob, StoreJob
+from flexkv_core.chain.receipts import Receipt
 from flexkv_core.keys import BlockChain, encode_tokens
 from flexkv_core.layout import BlockLayout
-from flexkv_core.receipts import Receipt
 from flexkv_core.testing import FakeClock, FakeDevice, FakeTransfer, context_for, small_layout
 from flexkv_driver_cpu.config import CpuConfig
 from flexkv_driver_cpu.tier import CpuTier

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexkv_core.places import TierPlaces
+from flexkv_core.index.places import TierPlaces
 
 
 def check_places(places: TierPlaces) -> None:

@@ -36,8 +36,9 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
-from flexkv_core import Tier, Transfer, opening
+from flexkv_core import Tier, Transfer
 from flexkv_core.config import load_config
+from flexkv_core.manager import opening
 from flexkv_core.testing import FaultTier
 from flexkv_core.transfers.planes import DevicePlanes
 from flexkv_sglang import compat, startup

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from flexkv_core.choice import Cut, Offer, Speed, choose
-from flexkv_core.speed import SpeedEstimate
+from flexkv_core.chain.choice import Cut, Offer, Speed, choose
+from flexkv_core.chain.speed import SpeedEstimate
 
 INF = float("inf")
 NAMES = ["host", "disk", "far"]

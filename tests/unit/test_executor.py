@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flexkv_core.executor import Call, Completed, Completions, Returned, TierWorkers, Verb
+from flexkv_core.chain.executor import Call, Completed, Completions, Returned, TierWorkers, Verb
 from flexkv_core.testing import (
     FakeClock,
     Fault,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from flexkv_core.executor import Call, Completed, Completions, Message, Returned, TierWorkers, Verb
+from flexkv_core.chain.executor import Call, Completed, Completions, Message, Returned, TierWorkers, Verb
 from flexkv_core.testing import (
     FakeClock,
     Fault,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flexkv_core.host import HostSlots
+from flexkv_core.chain.host import HostSlots
 from flexkv_core.testing import small_layout
 from tests.support.chains import cpu_tier
 

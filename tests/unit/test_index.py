@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from flexkv_core.index import BlockIndex
+from flexkv_core.index.match import Inside, Usable
+from flexkv_core.index.places import TierPlaces
+from flexkv_core.index.policy import Fifo, Filo, Lru, Mru
+from flexkv_core.index.stretch import one_block
 from flexkv_core.keys import BlockChain, encode_tokens
-from flexkv_core.match import Inside, Usable
-from flexkv_core.places import TierPlaces
-from flexkv_core.policy import Fifo, Filo, Lru, Mru
-from flexkv_core.stretch import one_block
 
 ROOT = bytes(32)
 SIZE = 4

@@ -252,7 +252,7 @@ def test_a_running_copy_never_expires(engine):
 
 
 def test_tasks_that_nobody_waits_for_are_forgotten(engine, monkeypatch):
-    monkeypatch.setattr("flexkv_core.tasks._ENDED_KEPT", 5)
+    monkeypatch.setattr("flexkv_core.manager.tasks._ENDED_KEPT", 5)
     engine.store(tokens(8))
     for number in range(20):
         task, _ = engine.manager.get_match(tokens(8))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 from pydantic import ValidationError
 
+from flexkv_core.index.policy import eviction_amount, eviction_order
 from flexkv_core.models import EvictionConfig, EvictionPolicy
-from flexkv_core.policy import eviction_amount, eviction_order
 
 
 @dataclass

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from flexkv_core.chain.executor import Call, Verb
 from flexkv_core.envelope import write_header
 from flexkv_core.errors import (
     CorruptBlockError,
@@ -19,7 +20,6 @@ from flexkv_core.errors import (
     TierUnavailableError,
     UnsupportedOperationError,
 )
-from flexkv_core.executor import Call, Verb
 from flexkv_core.keys import block_key, encode_tokens
 from flexkv_core.metrics import Metrics
 from flexkv_core.models import TierConfig

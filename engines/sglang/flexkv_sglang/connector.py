@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from flexkv_core.chain.lookup import Lookup
+from flexkv_core.chain.receipts import Receipt
 from flexkv_core.keys import BlockChain
-from flexkv_core.lookup import Lookup
 from flexkv_core.manager import NO_TASK, KVManager, KVResponse, KVResponseStatus, Scope
 from flexkv_core.models import EngineConfig
-from flexkv_core.receipts import Receipt
 from flexkv_core.transfer import Ticket
 
 logger = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ..index.stretch import Stretch, in_a_row
+from ..keys import BlockKey
+from ..tier import Outcome, Status
+from ..wrappers.breaker import IS_DOWN
 from .executor import Call, Completed, Verb
-from .keys import BlockKey
 from .links import Arrival, Link
 from .parts import ChainParts
-from .stretch import Stretch, in_a_row
-from .tier import Outcome, Status
-from .wrappers.breaker import IS_DOWN
 
 _BACKLOG_SHARE = 0.5
 """Share of the host slots that may wait for one lower tier; beyond it a tier is passed over."""

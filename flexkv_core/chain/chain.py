@@ -15,33 +15,33 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..drivers import Observers
+from ..errors import ConfigError
+from ..index import BlockIndex
+from ..index.policy import eviction_order
+from ..keys import BlockChain
+from ..layout import BlockLayout
+from ..metrics import Metrics
+from ..models import ChainConfig
+from ..tier import DirectTier, Tier
+from ..transfer import Fence, Transfer
+from ..wrappers import wrap
 from .capacity import Capacity
 from .cascade import Cascade, CascadeBatch
 from .choice import Choice
-from .drivers import Observers
-from .errors import ConfigError
 from .executor import Completed, Completions, Message, Notice, Returned, TierWorkers, run_bounded
 from .fills import FillBatch, Fills
 from .host import HostSlots
-from .index import BlockIndex
 from .jobs import LoadJob, StoreJob
-from .keys import BlockChain
-from .layout import BlockLayout
 from .links import Link, capacity_blocks, check_links, check_values, lane_threads
 from .loads import Loads
 from .lookup import Lookup, Lookups
-from .metrics import Metrics
-from .models import ChainConfig
 from .parts import ChainParts
-from .policy import eviction_order
 from .probes import Probe, Probes
 from .receipts import Receipt
 from .stores import Stores
-from .tier import DirectTier, Tier
-from .transfer import Fence, Transfer
 from .warm_up import Clock, take_over
 from .weighing import Weighing
-from .wrappers import wrap
 
 logger = logging.getLogger(__name__)
 

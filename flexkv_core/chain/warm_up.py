@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from . import envelope
-from .keys import TOKEN_BYTES, BlockKey, block_key
+from .. import envelope
+from ..index.stretch import Stretch
+from ..keys import TOKEN_BYTES, BlockKey, block_key
+from ..tier import StoredBlock
 from .links import Link
 from .parts import ChainParts
-from .stretch import Stretch
-from .tier import StoredBlock
 
 logger = logging.getLogger(__name__)
 

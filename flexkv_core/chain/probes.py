@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..keys import BlockKey
+from ..tier import Status
 from .executor import Call, Completed, Verb
-from .keys import BlockKey
 from .links import Link
 from .parts import ChainParts
-from .tier import Status
 
 
 @dataclass(eq=False)

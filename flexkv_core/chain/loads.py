@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import TransferError
+from ..index.match import Match
+from ..index.stretch import in_a_row
+from ..keys import BlockChain
+from ..tier import Status
+from ..transfer import CopyJob, Fence, HostSpans, Ticket, begin_copy
 from .choice import Choice
-from .errors import TransferError
 from .fills import Fill, Fills
 from .jobs import LoadJob, LoadState
-from .keys import BlockChain
-from .match import Match
 from .parts import ChainParts
 from .plan import LoadPlan, plan_load
 from .receipts import Receipt
-from .stretch import in_a_row
-from .tier import Status
-from .transfer import CopyJob, Fence, HostSpans, Ticket, begin_copy
 
 
 class Loads:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .keys import BlockChain, BlockKey
-from .match import Match
-from .stretch import Stretch, in_a_row, tail_block, whole_blocks
+from ..index.match import Match
+from ..index.stretch import Stretch, in_a_row, tail_block, whole_blocks
+from ..keys import BlockChain, BlockKey
 
 
 @dataclass(slots=True)

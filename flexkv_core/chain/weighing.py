@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ..index.match import Match, Run
+from ..keys import BlockChain, BlockKey
+from ..models import EngineConfig
 from .choice import Choice, Cut, Offer, Speed, choose
-from .keys import BlockChain, BlockKey
 from .links import Link
-from .match import Match, Run
-from .models import EngineConfig
 from .parts import ChainParts
 from .speed import SpeedEstimate
 

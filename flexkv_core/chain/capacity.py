@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .drivers import Observers
+from ..drivers import Observers
+from ..index import BlockIndex
+from ..index.policy import eviction_amount
+from ..index.stretch import Stretch, in_a_row
+from ..keys import BlockKey
+from ..metrics import Metrics
+from ..tier import DirectTier
 from .executor import Completed, Returned, Verb
 from .host import HostSlots
-from .index import BlockIndex
-from .keys import BlockKey
 from .links import Link
-from .metrics import Metrics
-from .policy import eviction_amount
-from .stretch import Stretch, in_a_row
-from .tier import DirectTier
 
 _AHEAD = 0.75
 """Share of the first tier that fills, where what leaves it is written to another tier first."""

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Protocol
 
-from .models import EvictionConfig, EvictionPolicy
+from ..models import EvictionConfig, EvictionPolicy
 
 Rank = tuple[float, float]
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..drivers import Observers
+from ..index import BlockIndex
+from ..layout import BlockLayout
+from ..metrics import Metrics
+from ..transfer import Transfer
 from .capacity import Capacity
-from .drivers import Observers
 from .host import HostSlots
-from .index import BlockIndex
-from .layout import BlockLayout
 from .links import Arrival, Link
-from .metrics import Metrics
 from .receipts import Receipt
-from .transfer import Transfer
 
 
 @dataclass(frozen=True)

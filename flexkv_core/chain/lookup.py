@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..index.match import Match, Run, Usable
+from ..keys import BlockChain, BlockKey
 from .choice import Choice
-from .keys import BlockChain, BlockKey
 from .links import Link
-from .match import Match, Run, Usable
 from .parts import ChainParts
 from .weighing import Weighing
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .keys import TOKEN_BYTES, BlockChain, BlockKey, common_tokens
+from ..keys import TOKEN_BYTES, BlockChain, BlockKey, common_tokens
 from .places import TierPlaces
 
 _FIRST_STRIDE = 16

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import TransferError
+from ..index.stretch import Stretch
+from ..keys import BlockChain, BlockKey
+from ..models import WritePolicy
+from ..transfer import CopyJob, Fence, HostSpans, begin_copy
 from .cascade import Cascade, passing
-from .errors import TransferError
 from .jobs import StoreJob, StoreState
-from .keys import BlockChain, BlockKey
 from .links import Arrival
-from .models import WritePolicy
 from .parts import ChainParts
 from .plan import StorePlan, plan_store
 from .receipts import Receipt
-from .stretch import Stretch
-from .transfer import CopyJob, Fence, HostSpans, begin_copy
 
 
 class Stores:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..keys import BlockChain, BlockKey
 from .eviction import Place
-from .keys import BlockChain, BlockKey
 from .match import Match, Usable, longest_match
 from .places import TierPlaces
 from .policy import EvictionOrder

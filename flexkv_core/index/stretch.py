@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .keys import TOKEN_BYTES, BlockChain, BlockKey
+from ..keys import TOKEN_BYTES, BlockChain, BlockKey
 
 
 @dataclass(slots=True, eq=False)

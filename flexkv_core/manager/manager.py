@@ -15,21 +15,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .chain import TierChain
-from .drivers import Observers
-from .jobs import LoadJob, LoadState, StoreJob
-from .keys import BlockChain, Namespace
-from .layout import BlockLayout
-from .lookup import Lookup
+from ..chain import TierChain
+from ..chain.jobs import LoadJob, LoadState, StoreJob
+from ..chain.lookup import Lookup
+from ..chain.receipts import Receipt
+from ..drivers import Observers
+from ..keys import BlockChain, Namespace
+from ..layout import BlockLayout
+from ..metrics import Metrics
+from ..models import ChainConfig
+from ..sync import LocalSync, Sync
+from ..transfer import Fence, Ticket, Transfer
 from .masks import leading_false, leading_true, mask_of
-from .metrics import Metrics
-from .models import ChainConfig
 from .opening import open_chain
-from .receipts import Receipt
 from .sequences import NO_SCOPE, Scope, Sequences, Tokens
-from .sync import LocalSync, Sync
 from .tasks import NO_TASK, KVResponse, KVResponseStatus, Progress, Tasks
-from .transfer import Fence, Ticket, Transfer
 
 if TYPE_CHECKING:
     from .masks import Mask

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ..keys import BlockKey
+from ..transfer import Fence, Ticket
 from .choice import Choice
-from .keys import BlockKey
 from .plan import LoadPlan, StorePlan
-from .transfer import Fence, Ticket
 
 _numbers = itertools.count(1)
 

@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .keys import BlockKey
-from .tier import BufferState, Outcome, Status, Tier, failed
-from .wrappers.deadline import within
+from ..keys import BlockKey
+from ..tier import BufferState, Outcome, Status, Tier, failed
+from ..wrappers.deadline import within
 
 logger = logging.getLogger(__name__)
 

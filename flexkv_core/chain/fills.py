@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 
+from ..index.stretch import Stretch, in_a_row, whole_blocks
+from ..keys import BlockChain, BlockKey
+from ..models import WritePolicy
+from ..tier import Outcome, Status
 from .executor import Call, Completed, Verb
 from .jobs import LoadJob
-from .keys import BlockChain, BlockKey
 from .links import Link
-from .models import WritePolicy
 from .parts import ChainParts
 from .plan import LoadPlan
 from .prefetched import Prefetched
-from .stretch import Stretch, in_a_row, whole_blocks
-from .tier import Outcome, Status
 
 _PREFETCH_BATCH = 8
 """Blocks of one prefetching call: what is needed now waits behind one such call at most."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from .index import BlockIndex
-from .keys import BlockKey
-from .metrics import Metrics
+from ..index import BlockIndex
+from ..keys import BlockKey
+from ..metrics import Metrics
 
 _MOST_FORGOTTEN = 2048
 """At one time, so that it takes a few milliseconds at most."""

@@ -10,8 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .keys import BlockChain, Namespace, encode_tokens
-from .layout import BlockLayout
+from ..keys import BlockChain, Namespace, encode_tokens
+from ..layout import BlockLayout
 
 _ROOTS_KEPT = 4096
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from . import envelope
-from .buffers import HostRegion, SlotPool
-from .keys import BlockKey
-from .layout import BlockLayout
-from .tier import DirectTier
+from .. import envelope
+from ..buffers import HostRegion, SlotPool
+from ..keys import BlockKey
+from ..layout import BlockLayout
+from ..tier import DirectTier
 
 
 class HostSlots:

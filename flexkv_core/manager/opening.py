@@ -13,17 +13,17 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .chain import TierChain
-from .drivers import Observers, find_driver, open_tier
-from .errors import ConfigError
-from .keys import Namespace
-from .layout import BlockLayout
-from .metrics import Metrics
-from .models import ChainConfig, TierConfig
-from .receipts import Receipt
-from .tier import Tier, TierContext
-from .transfer import Transfer
-from .wrappers.encoding import head_bytes, stored_bytes
+from ..chain import TierChain
+from ..chain.receipts import Receipt
+from ..drivers import Observers, find_driver, open_tier
+from ..errors import ConfigError
+from ..keys import Namespace
+from ..layout import BlockLayout
+from ..metrics import Metrics
+from ..models import ChainConfig, TierConfig
+from ..tier import Tier, TierContext
+from ..transfer import Transfer
+from ..wrappers.encoding import head_bytes, stored_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from .demands import unmet_demands
+from ..demands import unmet_demands
+from ..keys import BlockKey
+from ..layout import BlockLayout, round_up
+from ..models import CodecConfig, TierConfig, WritePolicy
+from ..tier import DirectTier, Status, Tier, TierCapabilities
+from ..wrappers.encoding import stored_bytes
+from ..wrappers.stack import Wrapped
 from .executor import Call, Completed, TierWorkers, Verb
-from .keys import BlockKey
-from .layout import BlockLayout, round_up
-from .models import CodecConfig, TierConfig, WritePolicy
 from .speed import SpeedEstimate
-from .tier import DirectTier, Status, Tier, TierCapabilities
-from .wrappers.encoding import stored_bytes
-from .wrappers.stack import Wrapped
 
 logger = logging.getLogger(__name__)
 

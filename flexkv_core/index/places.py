@@ -19,8 +19,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 
+from ..keys import BlockKey
 from .eviction import EvictionQueue, Place
-from .keys import BlockKey
 from .policy import EvictionOrder
 from .stretch import Stretch
 

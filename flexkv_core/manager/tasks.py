@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .jobs import LoadJob, LoadState, StoreJob, StoreState
+from ..chain.jobs import LoadJob, LoadState, StoreJob, StoreState
 from .masks import mask_of
 
 _LEASE_S = 60.0
