@@ -5,7 +5,8 @@
     tier.always("store", Fault(FaultKind.RAISE, error=TierUnavailableError("down")))
     tier = FaultTier(inner, SeededFaults(seed=7, rate=0.2))
 
-Threads: any.  ``_lock`` covers the script and the log, and is never held during a call.
+Threads: any.  ``_lock`` covers the script, the log and ``_round``, and is never held during a call; it is
+taken inside ``_gate``, which covers who hangs.
 """
 
 from __future__ import annotations
@@ -61,13 +62,24 @@ class FaultTier(Tier):
                 self._always[operation] = fault
 
     def release(self) -> None:
-        """Let every call go on that hangs now."""
+        """Let every call go on that hangs now, or has been told to and is on its way there."""
         with self._gate:
-            self._round += 1
+            with self._lock:
+                self._round += 1
+            self._hanging = 0
             self._gate.notify_all()
 
+    @property
+    def num_hanging(self) -> int:
+        """Calls that hang now."""
+        return self._hanging
+
     def wait_hanging(self, count: int = 1, timeout_s: float = 60.0) -> None:
-        """Block until ``count`` calls hang.  Raises AssertionError on expiry."""
+        """Block until ``count`` calls hang.  Raises AssertionError on expiry.
+
+        For calls that come by themselves: where they come only while the test goes on (messages must be taken
+        in first, say), wait for ``num_hanging``.
+        """
         with self._gate:
             if not self._gate.wait_for(lambda: self._hanging >= count, timeout_s):
                 raise AssertionError(f"{self._hanging} calls hang, {count} expected")
@@ -89,7 +101,7 @@ class FaultTier(Tier):
         return self._run("evict", keys, lambda some, _: self.inner.evict(some), ())
 
     def list_blocks(self) -> Iterator[list[StoredBlock]]:
-        fault = self._next("list", [])
+        fault, _ = self._next("list", [])
         if fault is not None and fault.kind is FaultKind.RAISE:
             raise fault.error or TierUnavailableError("made by the test", operation="list")
         return self.inner.list_blocks()
@@ -103,15 +115,16 @@ class FaultTier(Tier):
 
     # -- how
 
-    def _next(self, operation: str, keys: Sequence[BlockKey]) -> Fault | None:
+    def _next(self, operation: str, keys: Sequence[BlockKey]) -> tuple[Fault | None, int]:
+        """What strikes this call, and the round that it hangs in."""
         with self._lock:
             self.calls.append((operation, len(keys)))
-            once = self._once.get(operation)
+            once, entered = self._once.get(operation), self._round
             if once:
-                return once.popleft()
+                return once.popleft(), entered
             if operation in self._always:
-                return self._always[operation]
-        return self._schedule(operation, keys) if self._schedule is not None else None
+                return self._always[operation], entered
+        return (self._schedule(operation, keys) if self._schedule is not None else None), entered
 
     def _run(
         self,
@@ -120,13 +133,13 @@ class FaultTier(Tier):
         call: Callable[[Sequence[BlockKey], Sequence[memoryview]], list[Outcome]],
         views: Sequence[memoryview],
     ) -> list[Outcome]:
-        fault = self._next(operation, keys)
+        fault, entered = self._next(operation, keys)
         if fault is None or (fault.kind in LOAD_KINDS and operation != "load"):
             return call(keys, views)
         if fault.kind is FaultKind.RAISE:
             raise fault.error or TierUnavailableError("made by the test", operation=operation)
         if fault.kind is FaultKind.HANG:
-            self._hang()
+            self._hang(entered)
         elif fault.kind is FaultKind.DELAY:
             self._clock.sleep(fault.seconds)
         if fault.kind in (FaultKind.FAIL_KEYS, FaultKind.LIE):
@@ -137,13 +150,13 @@ class FaultTier(Tier):
         returned: list[Outcome] = _nonsense(fault.kind, outcomes)
         return returned
 
-    def _hang(self) -> None:
+    def _hang(self, entered: int) -> None:
+        """Until the round is another than that in which the call was told to hang."""
         with self._gate:
-            entered = self._round
-            self._hanging += 1
-            self._gate.notify_all()
-            self._gate.wait_for(lambda: self._round > entered)
-            self._hanging -= 1
+            if self._round == entered:
+                self._hanging += 1
+                self._gate.notify_all()
+                self._gate.wait_for(lambda: self._round > entered)
 
     def _skip_some(
         self,

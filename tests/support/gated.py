@@ -14,12 +14,12 @@ class GatedTier(FaultTier):
 
     hung: set[str]
 
-    def _hang(self) -> None:
+    def _hang(self, entered: int) -> None:
         name = threading.current_thread().name
         if not hasattr(self, "hung"):
             self.hung = set()
         self.hung.add(name)
-        super()._hang()
+        super()._hang(entered)
         self.hung.discard(name)
 
 

@@ -92,6 +92,28 @@ def test_hangs_until_released(tier):
     assert [outcome.is_ok for outcome in results[0][0]] == [True] * 3
 
 
+def test_a_call_that_is_about_to_hang_is_released_too():
+    """It has drawn its fault; on a busy machine its thread may stand still then."""
+    is_told, may_go = threading.Event(), threading.Event()
+
+    class Slow(FaultTier):
+        def _hang(self, entered: int) -> None:
+            is_told.set()
+            assert may_go.wait(60)
+            super()._hang(entered)
+
+    tier = Slow(MemoryTier(context_for(LAYOUT)))
+    tier.add("lookup", Fault(FaultKind.HANG))
+    thread = threading.Thread(target=tier.lookup, args=(KEYS,))
+    thread.start()
+    assert is_told.wait(60)
+    tier.release()
+    may_go.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not tier.num_hanging
+
+
 def test_delay_passes_on_the_clock():
     clock = FakeClock()
     tier = FaultTier(MemoryTier(context_for(LAYOUT)), clock=clock)

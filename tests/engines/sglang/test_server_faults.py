@@ -70,7 +70,7 @@ def open_tier(options, context):
     class MoodyTier(FaultTier):
         is_closed = False
 
-        def _hang(self):
+        def _hang(self, entered):
             Path(options.control).with_suffix(".hangs").touch()
             while "hang" in mood().values() and not self.is_closed:
                 time.sleep(0.02)
