@@ -10,7 +10,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from .refusals import ERROR_BODY_BYTES, ShortBodyError, TooLongError, check_form, refusal
 
@@ -26,13 +25,12 @@ class Exchange:
     """One request under way: sent when made, answered when asked.  Ends its connection on any failure."""
 
     def __init__(
-        self, wire: Wire, method: str, url: str, body: memoryview | None, headers: Mapping[str, str]
+        self, wire: Wire, method: str, target: str, body: memoryview | None, headers: Mapping[str, str]
     ) -> None:
         """Send the request; see ``Wire.send``."""
         self._wire = wire
         self._method = method
-        parts = urlsplit(url)
-        self._target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        self._target = target
         self._body = body
         self._headers = headers
         self.is_touched = False
@@ -44,6 +42,7 @@ class Exchange:
         try:
             return step()
         except BaseException as exc:
+            # Whatever ended it, an interrupt too: the rest of the answer must not be the next request's.
             self.abandon()
             if self._is_reused and isinstance(exc, TimeoutError):
                 # A balancer that has forgotten one connection has forgotten those beside it.

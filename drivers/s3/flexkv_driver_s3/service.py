@@ -1,4 +1,4 @@
-"""What is asked of the store, one function a request; botocore finds keys and signs.
+"""What is asked of the store, one function a request; botocore finds the keys and the place.
 
 One ``Service`` a process.
 
@@ -20,8 +20,6 @@ from xml.sax.saxutils import escape
 
 import boto3
 import botocore.session
-from botocore.auth import S3SigV4QueryAuth
-from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.exceptions import NoCredentialsError
 from botocore.httpsession import get_cert_path
@@ -29,9 +27,10 @@ from botocore.loaders import create_loader
 
 from .answers import read_deletion, read_listing, read_text
 from .config import S3Config
-from .errors import EXPECTED, SKEW_S, fault_of, is_missing
+from .errors import EXPECTED, fault_of, is_missing
 from .exchange import Exchange
 from .refusals import NotS3Error, RefusedError
+from .signing import Signer
 from .sockets import WireLimits
 from .wire import Wire
 
@@ -74,11 +73,11 @@ class Service:
         cafile = get_cert_path(True) if config.ca_file is None else str(config.ca_file)
         with _making:
             session = _session(config)
-            self._region = config.region or session.region_name or "us-east-1"
+            region = config.region or session.region_name or "us-east-1"
             self.client: Any = session.client(
                 "s3",
                 endpoint_url=config.endpoint_url,
-                region_name=self._region,
+                region_name=region,
                 verify=cafile if config.verify else False,
                 config=_client_config(config),
             )
@@ -86,18 +85,11 @@ class Service:
         if credentials is None:
             self.client.close()
             raise NoCredentialsError
-        self._credentials = credentials
         # botocore's own rules for endpoint and addressing give the place where objects lie.
         place = self.client.generate_presigned_url("get_object", Params={"Bucket": self._bucket, "Key": "x"})
         base_url = place.partition("?")[0].removesuffix("/x")
         tls = _tls(config, cafile) if urlsplit(base_url).scheme == "https" else None
-        self.wire = Wire(base_url, self._sign, tls, _limits(config))
-
-    def _sign(self, method: str, url: str) -> str:
-        request = AWSRequest(method, url)
-        frozen = self._credentials.get_frozen_credentials()
-        S3SigV4QueryAuth(frozen, "s3", self._region, expires=SKEW_S).add_auth(request)
-        return str(request.url)
+        self.wire = Wire(base_url, Signer(credentials, region, base_url).sign, tls, _limits(config))
 
     def get(self, name: str, limit: int, query: str = "") -> bytes:
         """A small object's bytes, at most ``limit``."""
@@ -173,8 +165,8 @@ class Service:
                 tags.append(str(headers.get("ETag", "")))
             self._complete(name, upload, tags)
         except BaseException:
-            # Best effort: what cannot be given up now is what a lifecycle rule for incomplete
-            # uploads removes; the first error is the one that counts.
+            # Whatever ended it, an interrupt too, the parts would be paid for and never seen.  Best effort:
+            # what cannot be given up now is what a lifecycle rule for incomplete uploads removes.
             with suppress(*EXPECTED):
                 self.wire.send("DELETE", name, query=upload).finish()
             raise

@@ -2,7 +2,7 @@
 
 botocore's own body path reads into new ``bytes`` objects and takes no memoryview for uploads; on
 the same machine and server that costs a third of the speed (``benchmarks/s3_throughput.py``).  So
-botocore finds keys and signs, and requests go out from here, over ``http.client``.
+botocore finds the keys, and requests go out from here, over ``http.client``.
 
 Threads: any; the list of idle connections is under ``_lock``, held for list operations only.
 """
@@ -25,7 +25,7 @@ class Wire:
     def __init__(
         self,
         base_url: str,
-        sign: Callable[[str, str], str],
+        sign: Callable[[str, str, str], str],
         tls: ssl.SSLContext | None,
         limits: WireLimits,
     ) -> None:
@@ -33,12 +33,12 @@ class Wire:
 
         Args:
             base_url: ``scheme://host[:port][/bucket]``, without a slash at its end.
-            sign: ``(method, url) -> url with a signature``.
+            sign: ``(method, path, query) -> path and query with a signature``.
             tls: Context for ``https``, None for ``http``.
             limits: Waits and the number of idle connections.
         """
         parts = urlsplit(base_url)
-        self._base_url = base_url
+        self._path = parts.path
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if tls is not None else 80)
         self._sign = sign
@@ -61,8 +61,7 @@ class Wire:
         Raises:
             OSError: no connection, or the request could not be sent.
         """
-        url = f"{self._base_url}/{name}" + (f"?{query}" if query else "")
-        return Exchange(self, method, self._sign(method, url), body, headers)
+        return Exchange(self, method, self._sign(method, f"{self._path}/{name}", query), body, headers)
 
     def connection(self) -> Connection:
         """A new connection, not connected yet."""

@@ -7,12 +7,13 @@ import http.server
 import ipaddress
 import ssl
 import threading
+import time
 
-import botocore.auth
 import pytest
 from pydantic import ValidationError
 
 from flexkv_core import FlexKVError, TierAccessError, TierError, TierUnavailableError
+from flexkv_driver_s3 import signing
 from flexkv_driver_s3.config import S3Config
 from tests.support.s3_stub import StubS3, refuse
 
@@ -57,9 +58,7 @@ def test_signed_request_that_the_server_finds_expired_is_a_matter_of_clocks(stub
 def test_signed_at_another_time_and_denied_without_a_word_is_a_matter_of_clocks(
     stub, open_tier, monkeypatch, hours, words
 ):
-    skew = datetime.timedelta(hours=hours)
-    true_time = botocore.auth.get_current_datetime
-    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *a, **kw: true_time(*a, **kw) + skew)
+    monkeypatch.setattr(signing, "utc_now", lambda: time.gmtime(time.time() + hours * 3600))
     stub.treat("GET", "list-type", refuse(403, "AccessDenied"))
     with pytest.raises(TierAccessError, match=words):
         open_tier()
