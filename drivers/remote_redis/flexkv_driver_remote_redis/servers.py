@@ -15,7 +15,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from time import monotonic
 from typing import Any
@@ -125,12 +125,12 @@ class Servers:
 
     def _connect(self, pool: Any) -> Held:
         connection = _take(pool)
-        try:
-            return Held(pool, connection, self._wire_on(connection))
-        except BaseException:
-            connection.disconnect()
-            pool.release(connection)
-            raise
+        with ExitStack() as undo:
+            undo.callback(pool.release, connection)
+            undo.callback(connection.disconnect)
+            held = Held(pool, connection, self._wire_on(connection))
+            undo.pop_all()
+        return held
 
     def close(self) -> None:
         """Close every connection; a later call would connect again."""

@@ -131,7 +131,7 @@ class ClientWire:
     def _run(self, *command: object) -> Any:  # whatever the library makes of the reply
         try:
             return self._execute(*command)
-        except Exception as exc:
+        except Exception as exc:  # of which are refusals, the library's table tells; the rest goes on
             refusal = self._refusal(exc)
             if refusal is None:
                 raise

@@ -19,6 +19,7 @@ import socket
 import ssl
 import struct
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,14 +144,13 @@ class Connection(http.client.HTTPConnection):
         self.idle_since = 0.0
 
     def connect(self) -> None:
-        sock = socket.create_connection((self.host, self.port), timeout=self._limits.connect_s)
-        try:
+        with ExitStack() as undo:
+            address = (self.host, self.port)
+            sock = undo.enter_context(socket.create_connection(address, timeout=self._limits.connect_s))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_hostname=self.host)
-        except BaseException:
-            sock.close()
-            raise
+            undo.pop_all()
         self.sock = TimedSocket(sock, self._limits.silence_s)
 
     def set_deadline(self) -> None:

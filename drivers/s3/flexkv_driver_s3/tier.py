@@ -14,7 +14,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from flexkv_core import (
     DONE,
@@ -74,13 +74,12 @@ class S3Tier(Tier):
         )
         _open_tiers.add(self)
         if config.probe != "none":
-            try:
+            with ExitStack() as undo:
+                undo.callback(self.close)
                 with self._call("open") as service:
                     probe(service, config, self._names, context.identity)
                     self._catalog.fill(service)
-            except BaseException:
-                self.close()
-                raise
+                undo.pop_all()
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """Answer from the index; now and then one call brings it up to date first.
