@@ -15,7 +15,8 @@ from flexkv_core.keys import BlockChain, encode_tokens
 from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus, Scope
 from flexkv_core.manager.sequences import NO_SCOPE
 from flexkv_core.testing import FakeDevice, FakeTransfer, Medium, MemoryTier, context_for, small_layout
-from tests.support.chains import DEADLINE_S, cpu_tier
+from tests.support.chains import cpu_tier
+from tests.support.waiting import DEADLINE_S
 
 LAYOUT = small_layout()
 BLOCK = LAYOUT.block_tokens

@@ -16,7 +16,7 @@ import pytest
 from flexkv_core.testing import context_for
 from flexkv_driver_remote_redis.config import RedisConfig
 from flexkv_driver_remote_redis.tier import RedisTier
-from tests.support.redis_server import Proxy, RedisServer, closed_port, free_port, wait_until
+from tests.support.redis_server import Proxy, RedisServer, closed_port, free_port
 from tests.support.remote_world import (
     LAYOUT,
     NAME,
@@ -30,6 +30,7 @@ from tests.support.remote_world import (
     prompt,
     world_over,
 )
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

@@ -16,9 +16,7 @@ from flexkv_core.layout import BlockLayout
 from flexkv_core.testing import FakeClock, FakeDevice, FakeTransfer, context_for, small_layout
 from flexkv_driver_cpu.config import CpuConfig
 from flexkv_driver_cpu.tier import CpuTier
-
-DEADLINE_S = 60.0
-"""Longest wait for what takes milliseconds on an idle machine."""
+from tests.support.waiting import DEADLINE_S
 
 
 def cpu_tier(layout: BlockLayout, blocks: int, name: str = "host") -> CpuTier:

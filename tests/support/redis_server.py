@@ -10,8 +10,7 @@ import socket
 import struct
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
@@ -22,9 +21,7 @@ from redis.retry import Retry
 
 from flexkv_core.cli import _process
 from tests.support.child import stopped
-
-DEADLINE_S = 60.0
-"""Longest wait for a server to do what it does in milliseconds on an idle machine."""
+from tests.support.waiting import DEADLINE_S, wait_until
 
 
 def key(number: int) -> bytes:
@@ -51,14 +48,6 @@ def require_redis() -> None:
     """Skip, with the reason, where no server is installed."""
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
-
-
-def wait_until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {deadline_s:g} s: {what}")
-        time.sleep(0.005)
 
 
 def free_port() -> int:

@@ -15,7 +15,8 @@ import pytest
 
 from flexkv_core import Tier
 from flexkv_core.testing import FakeClock, make_value, small_layout
-from tests.support.chains import DEADLINE_S, World, cpu_tier
+from tests.support.chains import World, cpu_tier
+from tests.support.waiting import DEADLINE_S
 
 LAYOUT = small_layout(num_layers=4, row_bytes=512)
 BLOCK = LAYOUT.block_tokens

@@ -22,8 +22,7 @@ import torch
 from flexkv_core.transfers.gpu import Event, Gpu, Move, PinError
 from flexkv_core.transfers.regions import Int64
 from flexkv_core.transfers.tables import SPAN_FIELDS
-
-DEADLINE_S = 20.0
+from tests.support.waiting import DEADLINE_S
 
 
 class SimulatedStream:

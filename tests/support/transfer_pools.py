@@ -15,8 +15,6 @@ from flexkv_core.layout import BlockLayout, PartLayout, Plane, kv_layout
 from flexkv_core.transfer import BlockSpan, CopyJob, Fence, PassedFence
 from flexkv_core.transfers.planes import DevicePlanes
 
-DEADLINE_S = 20.0
-
 
 class HeldFence(Fence):
     """A fence that a test opens."""

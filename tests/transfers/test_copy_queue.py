@@ -7,8 +7,7 @@ from array import array
 
 from flexkv_core.transfer import CopyJob, PassedFence, Ticket
 from flexkv_core.transfers.copy_queue import Copy, CopyQueue
-
-DEADLINE_S = 20.0
+from tests.support.waiting import DEADLINE_S
 
 
 def copy(number: int, *, is_load: bool) -> Copy:

@@ -24,7 +24,6 @@ from flexkv_core.transfers.cuda_copy import CudaCopyConfig, CudaTransfer
 from flexkv_core.transfers.gpu import PinError
 from tests.support.simulated_gpu import SimulatedEvent, SimulatedGpu, SimulatedStream
 from tests.support.transfer_pools import (
-    DEADLINE_S,
     LAYOUTS,
     HeldFence,
     make_job,
@@ -37,6 +36,7 @@ from tests.support.transfer_pools import (
     take,
     whole,
 )
+from tests.support.waiting import DEADLINE_S
 
 NUM_SLOTS = 300
 SEED = 7

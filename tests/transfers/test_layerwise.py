@@ -13,7 +13,6 @@ from flexkv_core.transfer import Ticket
 from flexkv_core.transfers.cuda_copy import CudaCopyConfig
 from flexkv_core.transfers.torch_copy import TorchTransfer
 from tests.support.transfer_pools import (
-    DEADLINE_S,
     LAYOUTS,
     HeldFence,
     make_job,
@@ -23,6 +22,7 @@ from tests.support.transfer_pools import (
     take,
     whole,
 )
+from tests.support.waiting import DEADLINE_S
 from tests.transfers.test_cuda_transfer import CONFIGS, Bench
 
 LAYERS = 3

@@ -21,7 +21,6 @@ from flexkv_core.transfer import BlockSpan, CopyJob, PassedFence, Ticket
 from flexkv_core.transfers.planes import DevicePlanes
 from flexkv_core.transfers.torch_copy import PIECE_BYTES, TorchTransfer
 from tests.support.transfer_pools import (
-    DEADLINE_S,
     LAYOUTS,
     HeldFence,
     make_job,
@@ -34,6 +33,7 @@ from tests.support.transfer_pools import (
     take,
     whole,
 )
+from tests.support.waiting import DEADLINE_S
 
 NUM_SLOTS = 400
 SEED = 20

@@ -19,9 +19,9 @@ from flexkv_core.testing import (
     small_layout,
 )
 from flexkv_core.tier import BufferState, Status, TierCapabilities
+from tests.support.waiting import DEADLINE_S, wait_until
 
 LAYOUT = small_layout()
-DEADLINE_S = 60.0
 
 
 class Bench:
@@ -85,7 +85,7 @@ def test_calls_end_with_one_outcome_a_key(bench):
     assert [o.status for o in one.take(1)[0].outcomes] == [Status.OK] * 3 + [Status.MISS]
     one.submit(Verb.EVICT, 1)
     assert one.take(1)[0].call.left == []
-    assert one.workers.num_open == 0
+    wait_until(lambda: not one.workers.num_open)
 
 
 def test_stores_do_not_delay_loads(bench):
@@ -119,8 +119,8 @@ def test_a_call_expires_adrift_and_returns_later(bench):
     (back,) = one.take(1)
     assert isinstance(back, Returned)
     assert back.call is call
-    assert one.workers.num_open == 0
     assert one.workers.can_load
+    wait_until(lambda: not one.workers.num_open)
 
 
 def test_a_queued_call_expires_untouched(bench):
@@ -217,7 +217,7 @@ def test_close_ends_queued_calls_and_lets_running_ones_run(bench):
     (end,) = one.take(1)
     assert end.call is queued
     assert end.outcomes[0].status is Status.CANCELLED
-    assert one.workers.join(time.monotonic() + 0.01) == ["flexkv-t-load-0"]
+    wait_until(lambda: one.workers.join(0.0) == ["flexkv-t-load-0"], "all but the one that hangs end")
     one.tier.release()
     assert one.take(1)[0].call is running
 

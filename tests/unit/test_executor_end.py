@@ -16,6 +16,7 @@ from flexkv_core.testing import (
     make_values,
     small_layout,
 )
+from tests.support.waiting import DEADLINE_S
 
 
 class _Watched(Completions):
@@ -44,10 +45,10 @@ def test_a_call_is_open_until_its_message_is_there() -> None:
     workers.start()
     value = make_values(layout, 1)[0]
     workers.submit(Call(Verb.STORE, [value.key], lambda: [value.view]))
-    assert len(completions.wait(60.0)) == 1
+    assert len(completions.wait(DEADLINE_S)) == 1
     assert completions.open == [1]
     workers.close()
-    assert not workers.join(time.monotonic() + 60.0)
+    assert not workers.join(time.monotonic() + DEADLINE_S)
     tier.close()
 
 
@@ -80,8 +81,8 @@ def test_nobody_hears_that_a_worker_is_back_before_it_was_given_up() -> None:
     workers.submit(Call(Verb.LOAD, [value.key], lambda: [value.view], deadline=clock() + 1))
     tier.wait_hanging()
     workers.expire(clock() + 2)
-    assert completions.returned.wait(60.0)
+    assert completions.returned.wait(DEADLINE_S)
     workers.close()
-    assert not workers.join(time.monotonic() + 60.0)
+    assert not workers.join(time.monotonic() + DEADLINE_S)
     assert [type(message) for message in completions.drain()] == [Completed, Returned]
     tier.close()

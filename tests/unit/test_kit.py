@@ -14,6 +14,7 @@ from flexkv_core.testing.kit import Crew
 from flexkv_core.testing.leaks import Snapshot
 from flexkv_core.testing.tier_corruption import DAMAGES
 from flexkv_core.testing.tier_kit import Opener
+from tests.support.waiting import DEADLINE_S
 
 
 class Unsorted(MemoryTier):
@@ -61,26 +62,33 @@ class Overfull(MemoryTier):
 
 
 class Torn(MemoryTier):
-    """Writes in two halves, and readers see the first: each time somebody is waited for who reads it."""
+    """Writes its first value in two halves, with a reader in between; nobody else may change that value."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
+        self.torn = None
         self.was_read = threading.Event()
 
     def _load_one(self, key, view):
-        self.was_read.set()
-        return super()._load_one(key, view)
+        outcome = super()._load_one(key, view)
+        if key == self.torn:
+            self.was_read.set()
+        return outcome
 
     def _store_one(self, key, value):
-        old = self.medium.values.get(key, bytes(len(value)))
-        half = len(value) // 2
-        self.medium.values[key] = bytes(value[:half]) + old[half:]
-        self.was_read.clear()
-        self.medium.lock.release()
-        self.was_read.wait(0.05)
-        self.medium.lock.acquire()
-        self.medium.values[key] = bytes(value)
+        if self.torn is None:
+            self.torn, half = key, len(value) // 2
+            self.medium.values[key] = bytes(value[:half]) + bytes(len(value) - half)
+            self.medium.lock.release()
+            assert self.was_read.wait(DEADLINE_S)
+            self.medium.lock.acquire()
+            self.medium.values[key] = bytes(value)
+        elif key != self.torn:
+            return super()._store_one(key, value)
         return Outcome(Status.OK, len(value))
+
+    def evict(self, keys):
+        return [DONE if key == self.torn else super(Torn, self).evict([key])[0] for key in keys]
 
 
 class Blind(MemoryTier):

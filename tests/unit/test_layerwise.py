@@ -13,11 +13,11 @@ from flexkv_core.errors import TransferError
 from flexkv_core.layerwise.counters import LayerCounters
 from flexkv_core.layerwise.waits import LayerWaits
 from flexkv_core.transfer import CopyJob, PassedFence, Ticket
+from tests.support.waiting import DEADLINE_S, wait_until
 
 LAYERS = 4
-DEADLINE_S = 60.0
-SOON_S = 30.0
-"""For what takes a part of a second on an idle machine, and 240 s if nobody were woken."""
+FOREVER_S = 10 * DEADLINE_S
+"""A time-out that must not be what ends a wait."""
 
 
 class Streams(Ticket):
@@ -223,10 +223,7 @@ def test_a_pass_waits_for_each_layer(waits: LayerWaits) -> None:
         time.sleep(0.005)
         assert passed == list(range(layer))
         ticket.finish_layer(layer)
-        end = time.monotonic() + DEADLINE_S
-        while len(passed) <= layer:
-            assert time.monotonic() < end
-            time.sleep(0.0005)
+        wait_until(lambda layer=layer: len(passed) > layer)
     reader.join()
     ticket.finish(0.0)
     assert [load.task for load in waits.collect()] == [7]
@@ -257,7 +254,7 @@ def test_streams_wait_instead_of_the_thread(waits: LayerWaits, counters: LayerCo
 
 def test_a_pass_goes_on_when_its_piece_is_queued_late(counters: LayerCounters) -> None:
     """R59: the worker was busy for longer than a look; the bytes themselves never come here."""
-    waits = LayerWaits(counters, timeout_s=60)
+    waits = LayerWaits(counters, timeout_s=DEADLINE_S)
     ticket = make_ticket(kind=Queued)
     assert isinstance(ticket, Queued)
     load = waits.open(ticket, 1)
@@ -320,14 +317,14 @@ def test_a_wait_that_takes_too_long_names_what_it_waited_for(counters: LayerCoun
 
 def test_death_of_whoever_copies_wakes_within_a_second(counters: LayerCounters) -> None:
     """R85: all loads at once, not one after the other."""
-    waits = LayerWaits(counters, timeout_s=240, is_alive=lambda: False)
+    waits = LayerWaits(counters, timeout_s=FOREVER_S, is_alive=lambda: False)
     tickets = [make_ticket(number) for number in range(8)]
     for ticket in tickets:
         waits.open(ticket, ticket.job.number)
     tickets[5].finish_layer(0)
     began = time.monotonic()
     waits.wait_until(0)
-    assert time.monotonic() - began < SOON_S
+    assert time.monotonic() - began < DEADLINE_S
     assert {load.task for load in waits.take_failed()} == {0, 1, 2, 3, 4, 6, 7}
 
 

@@ -21,20 +21,24 @@ from flexkv_core.layerwise.handshake import RankId, offer_counters, socket_path
 from flexkv_core.layerwise.listener import CounterListener, RankCounters
 from flexkv_core.layerwise.waits import LayerWaits
 from flexkv_core.transfer import CopyJob, PassedFence, Ticket
+from tests.support.waiting import DEADLINE_S
 
 LAYERS = 3
 ROW = 64
-DEADLINE_S = 20.0
+FOREVER_S = 10 * DEADLINE_S
+"""A time-out that must not be what ends a wait."""
 ONLY = RankId(0, 1)
 
-WORKER = """
+WORKER = (
+    f"DEADLINE_S = {DEADLINE_S}"
+    + """
 import mmap, os, sys
 from pathlib import Path
 from flexkv_core.layerwise.listener import CounterListener
 
 path, host, device, layers, row = sys.argv[1:4] + [int(n) for n in sys.argv[4:]]
 host, device = (mmap.mmap(os.open(name, os.O_RDWR), 0) for name in (host, device))
-(rank,) = CounterListener(Path(path), 1, layers, 3).accept(20)
+(rank,) = CounterListener(Path(path), 1, layers, 3).accept(DEADLINE_S)
 print("ready", flush=True)
 for line in sys.stdin:
     task, counter, first, count = map(int, line.split())
@@ -44,6 +48,7 @@ for line in sys.stdin:
         rank.signal(counter, layer)
     print("done", task, flush=True)
 """
+)
 
 
 @pytest.fixture
@@ -146,22 +151,16 @@ def test_a_worker_that_is_killed_wakes_its_waiters(worker: Worker, counters: Lay
     """R85, HS-50: within a second, with what was waited for."""
     link = offer_counters(worker.path, ONLY, counters, deadline_s=DEADLINE_S)
     assert worker.says() == "ready"
-    waits = LayerWaits(counters, timeout_s=240, is_alive=link.is_alive)
+    waits = LayerWaits(counters, timeout_s=FOREVER_S, is_alive=link.is_alive)
     load = waits.open(make_ticket(0), 11, by_worker=True)
     worker.copy(11, load.counter.index, 0, layers=1)
     waits.wait_until(0)
     assert load.ready_to == 0
-    killed: list[float] = []
-
-    def kill() -> None:
-        worker.process.kill()
-        worker.process.wait(DEADLINE_S)
-        killed.append(time.monotonic())
-
-    killer = threading.Timer(0.1, kill)
+    killer = threading.Timer(0.1, worker.process.kill)
     killer.start()
+    began = time.monotonic()
     waits.wait_until(1)
-    assert time.monotonic() - killed[0] < 30, "a part of a second on an idle machine; 240 s if nobody woke it"
+    assert time.monotonic() - began < DEADLINE_S, "a part of a second on an idle machine"
     killer.join()
     assert not link.is_alive()
     (failed,) = waits.take_failed()
@@ -269,41 +268,45 @@ def test_half_a_greeting_is_rejected(folder: Path, counters: LayerCounters, sent
     _close(found)
 
 
+def _spoken(folder: Path, rank: RankId, counters: LayerCounters) -> socket.socket:
+    """A rank that has said all that it has to say, whenever it is heard."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(folder / "w.sock"))
+    handshake._send(connection, rank, counters)
+    connection.settimeout(DEADLINE_S)
+    return connection
+
+
 def test_missing_ranks_are_named_and_nothing_is_kept(
     folder: Path, counters: LayerCounters, caplog: pytest.LogCaptureFixture
 ) -> None:
     """HS-60, R87: one deadline for all; a rank that is missing ends the start."""
     listener = CounterListener(folder / "w.sock", 3, LAYERS, 3)
-    links = []
-    rank = threading.Thread(
-        target=lambda: links.append(
-            offer_counters(folder / "w.sock", RankId(1, 3), counters, deadline_s=DEADLINE_S)
-        )
-    )
-    rank.start()
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(SyncError, match=r"ranks \[0, 2\] have not come") as caught:
-        listener.accept(2.0)
-    rank.join()
-    assert caught.value.ranks == (0, 2)
-    assert "Deadline exceeded" in caplog.text
-    assert not (folder / "w.sock").exists()
-    assert not links[0].is_alive(), "a rank that was taken learns that the worker gave up"
-    links[0].close()
-    assert len(os.listdir("/proc/self/fd")) <= before
+    with _spoken(folder, RankId(1, 3), counters) as rank:
+        with pytest.raises(SyncError, match=r"ranks \[0, 2\] have not come") as caught:
+            listener.accept(0.2)
+        assert caught.value.ranks == (0, 2)
+        assert "Deadline exceeded" in caplog.text
+        assert not (folder / "w.sock").exists()
+        assert rank.recv(1) == handshake.ACCEPTED
+        assert handshake.has_ended(rank), "a rank that was taken learns that the worker gave up"
+    assert len(os.listdir("/proc/self/fd")) < before
 
 
 def test_one_that_says_nothing_does_not_keep_the_others_out(
     folder: Path, counters: LayerCounters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HS-60: the deadline is for ranks that have yet to come, not for one that is there and silent."""
-    monkeypatch.setattr("flexkv_core.layerwise.listener._SPEAK_S", 1.0)
-    _, found, thread = _listen(folder)
+    monkeypatch.setattr("flexkv_core.layerwise.listener._SPEAK_S", 0.2)
+    listener = CounterListener(folder / "w.sock", 1, LAYERS, 3)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(str(folder / "w.sock"))
-        link = offer_counters(folder / "w.sock", ONLY, counters, deadline_s=DEADLINE_S)
-        thread.join()
-        link.close()
+        with _spoken(folder, ONLY, counters) as rank:
+            found: list[object] = list(listener.accept(DEADLINE_S))
+            assert rank.recv(1) == handshake.ACCEPTED
+        silent.settimeout(DEADLINE_S)
+        assert silent.recv(1) == handshake.REJECTED
     _close(found)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -42,6 +41,7 @@ from flexkv_core.wrappers.guard import GuardedTier
 from flexkv_core.wrappers.meter import MeteredTier
 from flexkv_core.wrappers.retry import RetriedTier
 from flexkv_core.wrappers.verify import VerifiedTier
+from tests.support.waiting import DEADLINE_S, wait_until
 
 LAYOUT = small_layout()
 VALUES = make_values(LAYOUT, 4)
@@ -379,7 +379,7 @@ OPERATIONS = {
 @pytest.mark.parametrize("is_well", [True, False])
 def test_who_comes_while_a_probe_is_under_way_gets_its_answer(tier, probe, sibling, is_well, monkeypatch):
     gate = FaultTier(tier)
-    w = Watched(gate, failures=1, most_wait_s=30.0)
+    w = Watched(gate, failures=1, most_wait_s=DEADLINE_S)
     w.ask(DOWN)
     gate.always("lookup", None)
     gate.add(probe, Fault(FaultKind.HANG))
@@ -397,10 +397,10 @@ def test_who_comes_while_a_probe_is_under_way_gets_its_answer(tier, probe, sibli
         gate.wait_hanging()
         monkeypatch.setattr(w.breaker._answered, "wait_for", watched)
         others = [threads.submit(OPERATIONS[sibling], w.breaker) for _ in range(3)]
-        assert all(waiting.acquire(timeout=30) for _ in others)
+        assert all(waiting.acquire(timeout=DEADLINE_S) for _ in others)
         assert len(gate.calls) == before + 1
         gate.release()
-        found = [one.result(30)[0].status for one in (first, *others)]
+        found = [one.result(DEADLINE_S)[0].status for one in (first, *others)]
     is_refused = [status is Status.UNAVAILABLE for status in found]
     assert is_refused == [not is_well] * 4
     assert len(gate.calls) == before + (4 if is_well else 1)
@@ -419,7 +419,7 @@ def test_a_probe_is_not_waited_for_without_an_end(tier, limit):
         with within(0.05 if limit == "its deadline" else 600.0, lambda: 0.0):
             assert w.breaker.lookup(KEYS)[0].status is Status.UNAVAILABLE
         tier.release()
-        first.result(30)
+        first.result(DEADLINE_S)
     assert w.breaker.is_up
 
 
@@ -427,7 +427,7 @@ def test_a_probe_is_not_waited_for_without_an_end(tier, limit):
 def test_only_the_end_of_a_probe_ends_the_wait_for_it(tier, which):
     """An older call that is given up meanwhile does not end it; the probe's own giving up does."""
     gate = FaultTier(tier)
-    w = Watched(gate, failures=1, most_wait_s=30.0)
+    w = Watched(gate, failures=1, most_wait_s=DEADLINE_S)
     w.ask(DOWN)
     gate.always("lookup", None)
     gate.add("load", Fault(FaultKind.HANG))
@@ -442,17 +442,15 @@ def test_only_the_end_of_a_probe_ends_the_wait_for_it(tier, which):
         first = threads.submit(load, probe)
         gate.wait_hanging()
         other = threads.submit(load, sibling)
-        end = time.monotonic() + 30
-        while not w.breaker._answered._waiters and time.monotonic() < end:
-            time.sleep(0.001)
+        wait_until(lambda: w.breaker._answered._waiters, "the sibling waits for the probe's end")
         given_up = probe if which == "the prober" else older
         w.breaker.report(Status.TIMEOUT, "late", "store", call=given_up)
         assert w.breaker._prober is (None if which == "the prober" else probe)
         if which == "the prober":
-            assert other.result(30) is Status.UNAVAILABLE
+            assert other.result(DEADLINE_S) is Status.UNAVAILABLE
         gate.release()
-        first.result(30)
-        other.result(30)
+        first.result(DEADLINE_S)
+        other.result(DEADLINE_S)
     assert w.breaker.is_up
     assert gate.calls[-1][0] == "load"
     assert [operation for operation, _ in gate.calls].count("load") == (1 if which == "the prober" else 2)

@@ -11,7 +11,8 @@ import pytest
 
 from flexkv_core import BufferState, Status, TierTimeoutError, TierUnavailableError
 from flexkv_core.testing.kit import Crew
-from tests.support.redis_server import DEADLINE_S, Proxy, RedisServer, buffer, key, value, wait_until
+from tests.support.redis_server import Proxy, RedisServer, buffer, key, value
+from tests.support.waiting import DEADLINE_S, wait_until
 
 MIB = 1 << 20
 

@@ -15,7 +15,7 @@ import pytest
 
 from flexkv_driver_remote_redis.raw_wire import RawWire
 from flexkv_driver_remote_redis.wire import ProtocolError, Refusal
-from tests.support.redis_server import DEADLINE_S
+from tests.support.waiting import DEADLINE_S
 
 SEED = 20240817
 NAMES = [b"flexkv:%064x" % number for number in range(8)]

@@ -12,16 +12,8 @@ import redis
 
 from flexkv_core import Status, TierTimeoutError, TierUnavailableError
 from flexkv_core.testing.kit import Crew
-from tests.support.redis_server import (
-    DEADLINE_S,
-    RedisServer,
-    buffer,
-    free_port,
-    key,
-    name,
-    value,
-    wait_until,
-)
+from tests.support.redis_server import RedisServer, buffer, free_port, key, name, value
+from tests.support.waiting import DEADLINE_S, wait_until
 
 NUM_KEYS = 60
 KEYS = [key(i) for i in range(NUM_KEYS)]

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from flexkv_core import TierUnavailableError
-from tests.support.redis_server import DEADLINE_S, RedisServer, free_port, key, value, wait_until
+from tests.support.redis_server import RedisServer, free_port, key, value
+from tests.support.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import itertools
 
 from flexkv_core import BufferState, Status
 from flexkv_driver_remote_redis import servers
-from tests.support.redis_server import Proxy, buffer, key, name, value, wait_until
+from tests.support.redis_server import Proxy, buffer, key, name, value
+from tests.support.waiting import wait_until
 
 
 def test_a_value_is_the_bytes_under_prefix_and_hex_key(server, open_tier):

@@ -11,16 +11,8 @@ import pytest
 
 from flexkv_core import Status, TierAccessError, TierTimeoutError, TierUnavailableError
 from flexkv_core.errors import TierError
-from tests.support.redis_server import (
-    RedisServer,
-    buffer,
-    closed_port,
-    free_port,
-    key,
-    name,
-    value,
-    wait_until,
-)
+from tests.support.redis_server import RedisServer, buffer, closed_port, free_port, key, name, value
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from flexkv_core.cli._process import ServerProcess
 from tests.engines.sglang.server import ask_after_flush, complaints, flags, prompt
-from tests.support.redis_server import wait_until
 from tests.support.server import Setup, StartServer, ask
+from tests.support.waiting import wait_until
 
 BLOCK = 64
 CHAIN = """\

@@ -9,8 +9,9 @@ import pytest
 
 from tests.engines.sglang.server import ask_after_flush, prompt
 from tests.engines.sglang.sharing import BLOCK, Pair, SharedStore, SharingTests
-from tests.support.redis_server import RedisServer, require_redis, wait_until
+from tests.support.redis_server import RedisServer, require_redis
 from tests.support.server import ask
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
