@@ -10,6 +10,7 @@ from flexkv_core import TierContext
 from flexkv_driver_remote_redis.config import RedisConfig
 from flexkv_driver_remote_redis.tier import RedisTier
 from tests.support.redis_server import RedisServer
+from tests.support.waiting import DEADLINE_S
 
 VALUE_BYTES = 1 << 20
 
@@ -30,11 +31,11 @@ def _empty_server(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def open_tier() -> Iterator[OpenTier]:
-    """Opens tiers with short time-outs, and closes them."""
+    """Opens tiers, which wait long for a server unless they are told otherwise, and closes them."""
     tiers: list[RedisTier] = []
 
     def open_one(url: str, *, value_bytes: int = VALUE_BYTES, **options: object) -> RedisTier:
-        settings = {"timeout_s": 5.0, "connect_timeout_s": 5.0, **options}
+        settings = {"timeout_s": DEADLINE_S, "connect_timeout_s": DEADLINE_S, **options}
         config = RedisConfig.model_validate({"url": url, **settings})
         tiers.append(RedisTier(config, TierContext(name="far", value_bytes=value_bytes, head_bytes=4096)))
         return tiers[-1]

@@ -6,10 +6,11 @@ import gc
 import os
 import threading
 import warnings
+from contextlib import ExitStack
 
 import pytest
 
-from flexkv_core import BufferState, Status, TierTimeoutError, TierUnavailableError
+from flexkv_core import BufferState, Outcome, Status, TierTimeoutError, TierUnavailableError
 from flexkv_core.testing.kit import Crew
 from tests.support.redis_server import Proxy, RedisServer, buffer, key, value
 from tests.support.waiting import DEADLINE_S, wait_until
@@ -40,7 +41,7 @@ def test_cut_in_the_middle_of_a_value(server, open_tier):
 def test_cut_in_the_middle_of_every_kind_of_answer(server, open_tier):
     with Proxy(server.path) as proxy:
         for limit in range(0, 24):
-            with open_tier(proxy.url, timeout_s=5) as tier:
+            with open_tier(proxy.url) as tier:
                 tier.store([key(1), key(2)], [value(1, 10), value(2, 10)])
                 proxy.reply_limit = limit
                 proxy.cut_idle()
@@ -66,6 +67,7 @@ def test_a_slow_server_costs_one_time_out(server, open_tier):
         with server.client() as client:
             for i, name in enumerate(keys):
                 client.set(b"flexkv:" + name.hex().encode(), bytes(value(i)))
+        wait_until(lambda: answers(tier), "its connection is made")
         proxy.pace_s = 0.02  # 50 kB/s: bytes keep coming, and the value would take 20 s
         before = proxy.num_connections
         outcomes = tier.load(keys, [buffer() for _ in keys])
@@ -73,32 +75,34 @@ def test_a_slow_server_costs_one_time_out(server, open_tier):
         assert proxy.num_connections == before, "one that timed out is dropped, and the rest is not tried"
         proxy.pace_s = 0.0
         into = buffer()
-        wait_until(lambda: tier.load([keys[3]], [into])[0].is_ok, "the tier is back")
+        wait_until(lambda: loads(tier, keys[3], into), "the tier is back")
         assert into == value(3)
 
 
 def test_a_stopped_server_times_out_and_its_late_answers_land_nowhere(tmp_path, open_tier):
-    with RedisServer(tmp_path) as server, open_tier(server.unix_url, timeout_s=0.3) as tier:
+    with RedisServer(tmp_path) as server, open_tier(server.unix_url) as patient:
+        hasty = open_tier(server.unix_url, timeout_s=0.3)
         keys = [key(i) for i in range(4)]
-        tier.store(keys, [value(i) for i in range(4)])
+        patient.store(keys, [value(i) for i in range(4)])
+        wait_until(lambda: answers(hasty), "its connection is made")
         views = [buffer() for _ in keys]
         with server.paused():
             for call in (
-                lambda: tier.lookup(keys),
-                lambda: tier.load(keys, views),
-                lambda: tier.store(keys, [value(9)] * 4),
-                lambda: tier.evict([key(7)]),
-                tier.check_health,
+                lambda: hasty.lookup(keys),
+                lambda: hasty.load(keys, views),
+                lambda: hasty.store(keys, [value(9)] * 4),
+                lambda: hasty.evict([key(7)]),
+                hasty.check_health,
             ):
                 with pytest.raises(TierTimeoutError) as caught:
                     call()  # the server sleeps on, so that it ends by itself or never
                 assert caught.value.retryable
         # The server now reads what was sent to it while it slept; each call has its own answer.
-        wait_until(lambda: _answers(tier), "the server answers again")
-        tier.store(keys, [value(i) for i in range(4)])
+        wait_until(lambda: answers(hasty), "the server answers again")
+        assert all(o.is_ok for o in patient.store(keys, [value(i) for i in range(4)]))
         for i in range(4):
             into = buffer()
-            assert tier.load([key(i)], [into])[0].is_ok
+            wait_until(lambda i=i, into=into: loads(hasty, key(i), into), "it loads again")
             assert into == value(i)
         assert all(set(bytes(view)) == {0xA5} for view in views), "nothing came late"
 
@@ -107,7 +111,7 @@ def test_killed_in_the_middle_of_a_transfer(tmp_path, open_tier):
     with RedisServer(tmp_path) as server, Proxy(server.path) as proxy, open_tier(proxy.url) as tier:
         keys = [key(i) for i in range(8)]
         tier.store(keys, [value(i) for i in range(8)])
-        proxy.pace_s = 0.001
+        proxy.pace_s = 0.02  # the value would take 20 s
         before = proxy.num_replied
         results: list[object] = []
         worker = threading.Thread(target=lambda: results.append(tier.load(keys, [buffer() for _ in keys])))
@@ -188,20 +192,15 @@ def test_no_more_connections_than_asked_for(server, open_tier):
     assert int(server.ask("INFO", "clients")["connected_clients"]) <= before + 2
 
 
-def test_waiting_for_a_connection_ends(tmp_path, open_tier):
-    with RedisServer(tmp_path) as server, open_tier(server.unix_url, connections=1, timeout_s=1.0) as tier:
-        crew = Crew(DEADLINE_S)
-        with server.paused():
-            reasons: list[str] = []
-
-            def work(number: int) -> None:
-                with pytest.raises(TierTimeoutError) as caught:
-                    tier.lookup([key(1)])
-                reasons.append(str(caught.value))
-
-            crew.start(3, work)
-            crew.join()
-        assert any("connections were busy" in reason for reason in reasons)
+def test_waiting_for_a_connection_ends(server, open_tier):
+    tier = open_tier(server.unix_url, connections=2, timeout_s=0.2)
+    with ExitStack() as calls:
+        for _ in range(2):  # that do not come back
+            assert tier._servers._places.acquire(timeout=DEADLINE_S)
+            calls.callback(tier._servers._places.release)
+        with pytest.raises(TierTimeoutError, match=r"all 2 connections were busy for 0\.2 s"):
+            tier.lookup([key(1)])
+    wait_until(lambda: answers(tier), "they have come back")
 
 
 def test_first_use_by_32_threads(server, open_tier):
@@ -229,16 +228,15 @@ def test_close_waits_for_running_calls(tmp_path, open_tier):
         tier = open_tier(server.unix_url)
         keys = [key(i) for i in range(32)]
         tier.store(keys, [value(i % 4) for i in range(32)])
-        order: list[str] = []
+        outcomes: list[Outcome] = []
+        is_closed = threading.Event()
 
         def work(number: int) -> None:
-            outcomes = tier.load(keys, [buffer() for _ in keys])
-            assert all(o.is_ok for o in outcomes)
-            order.append("loaded")
+            outcomes.extend(tier.load(keys, [buffer() for _ in keys]))
 
         def close(number: int) -> None:
             tier.close()
-            order.append("closed")
+            is_closed.set()
 
         crew = Crew(DEADLINE_S)
         with server.paused():
@@ -247,9 +245,12 @@ def test_close_waits_for_running_calls(tmp_path, open_tier):
             closer = Crew(DEADLINE_S)
             closer.start(1, close)
             wait_until(lambda: tier._is_closed, "the tier is being closed")
-        crew.join()
+            assert tier._num_running == 1
+            assert not is_closed.is_set()
         closer.join()
-        assert order == ["loaded", "closed"]
+        assert tier._num_running == 0
+        crew.join()
+        assert [o.status for o in outcomes] == [Status.OK] * len(keys)
 
 
 def test_a_child_has_connections_of_its_own(server, open_tier):
@@ -294,9 +295,18 @@ def _in_child(work) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _answers(tier) -> bool:
+def answers(tier) -> bool:
+    """Whether a tier of little patience finds its server quick enough now."""
     try:
         tier.check_health()
     except TierTimeoutError:
         return False
     return True
+
+
+def loads(tier, key, into) -> bool:
+    """The same of a load."""
+    try:
+        return tier.load([key], [into])[0].is_ok
+    except TierTimeoutError:
+        return False

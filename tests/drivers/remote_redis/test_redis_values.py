@@ -58,18 +58,18 @@ def test_lookups_leave_no_trace(server, open_tier):
 
 
 def test_ttl_and_its_refresh(server, open_tier):
-    tier = open_tier(server.unix_url, ttl_s=100)
+    tier = open_tier(server.unix_url, ttl_s=10_000)
     assert tier.capabilities.expires
     tier.store([key(1)], [value(1, 100)])
-    assert 90_000 < server.ask("PTTL", name(1)) <= 100_000
-    server.ask("PEXPIRE", name(1), 50_000)
+    assert 9_000_000 < server.ask("PTTL", name(1)) <= 10_000_000
+    server.ask("PEXPIRE", name(1), 5_000_000)
     tier.load([key(1)], [buffer(100)])
-    assert server.ask("PTTL", name(1)) <= 50_000
-    fresh = open_tier(server.unix_url, ttl_s=100, ttl_refresh=True)
+    assert server.ask("PTTL", name(1)) <= 5_000_000
+    fresh = open_tier(server.unix_url, ttl_s=10_000, ttl_refresh=True)
     into = buffer(100)
     assert fresh.load([key(1)], [into])[0].is_ok
     assert into == value(1, 100)
-    assert 90_000 < server.ask("PTTL", name(1)) <= 100_000
+    assert 9_000_000 < server.ask("PTTL", name(1)) <= 10_000_000
 
 
 def test_expired_blocks_are_misses(server, open_tier):
