@@ -8,18 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
-import resource
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from .errors import HostMemoryError
-
-HUGE_PAGE_BYTES = 2 << 20
-_RESERVE_BYTES = 256 << 20
-"""Left free of what a limit allows: the process needs more than the pool."""
+from .memory import HUGE_PAGE_BYTES, check_host_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,75 +136,3 @@ class SlotPool:
                     raise ValueError(f"slot {index} given back twice, or no slot")
                 self._is_taken[index] = 0
                 self._free.append(index)
-
-
-def _read_int(path: str) -> int | None:
-    try:
-        text = Path(path).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def memory_limits() -> dict[str, int]:
-    """Bytes that this process may still take, by the limit that says so (``memory``, ``cgroup``)."""
-    limits: dict[str, int] = {}
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                limits["memory"] = int(line.split()[1]) * 1024
-    except OSError:
-        limits["memory"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    for limit, usage in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        allowed, used = _read_int(limit), _read_int(usage)
-        if allowed is not None and used is not None and allowed < 1 << 60:
-            limits["cgroup"] = max(0, allowed - used)
-    return limits
-
-
-def free_huge_page_bytes() -> int:
-    """Bytes in reserved and free huge pages of 2 MiB."""
-    free = _read_int("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-    return (free or 0) * HUGE_PAGE_BYTES
-
-
-def memlock_limit_bytes() -> int | None:
-    """How much this process may lock; None for no limit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-def check_host_memory(needed_bytes: int, *, huge_pages: bool = False) -> None:
-    """Refuse a pool that cannot fit, before it is allocated.
-
-    Raises:
-        HostMemoryError: with the numbers, the limit's name, and what to change.
-    """
-    if huge_pages:
-        free = free_huge_page_bytes()
-        if needed_bytes > free:
-            raise HostMemoryError(
-                f"the host pool asks for {needed_bytes:,} B of huge pages, {free:,} B are reserved "
-                f"and free: reserve them (sysctl vm.nr_hugepages={-(-needed_bytes // HUGE_PAGE_BYTES)})"
-                " or set huge_pages: false",
-                needed_bytes=needed_bytes,
-                available_bytes=free,
-                limit="huge pages",
-            )
-        return
-    for name, available in memory_limits().items():
-        room = max(0, available - _RESERVE_BYTES)
-        if needed_bytes > room:
-            raise HostMemoryError(
-                f"the host pool asks for {needed_bytes:,} B, but the {name} limit leaves "
-                f"{available:,} B (of which {_RESERVE_BYTES:,} B stay free): lower the tier's capacity",
-                needed_bytes=needed_bytes,
-                available_bytes=available,
-                limit=name,
-            )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 
-from ..buffers import free_huge_page_bytes, memory_limits
+from ..memory import free_huge_page_bytes, memory_limits
 from ..models import Needs
 from ..units import format_bytes
 from ._findings import Line, bad, doubtful, good

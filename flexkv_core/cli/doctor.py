@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..buffers import memlock_limit_bytes
 from ..errors import ConfigError
+from ..memory import memlock_limit_bytes
 from ._findings import Line, State, bad, good
 from ._source import add_source, load
 

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ..buffers import memlock_limit_bytes
+from ..memory import memlock_limit_bytes
 from .gpu import Gpu, PinError
 from .regions import Int64
 

@@ -22,6 +22,7 @@ ROWS = [
     (
         "keys",
         "layout",
+        "memory",
     ),
     (
         "envelope",

@@ -1,4 +1,4 @@
-"""Host memory: regions, slots, and pools that are refused before they are allocated."""
+"""Host memory: regions and slots."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flexkv_core import HostMemoryError, HostRegion, SlotPool, buffers
-from flexkv_core.buffers import check_host_memory, free_huge_page_bytes, memory_limits
+from flexkv_core import HostRegion, SlotPool
 
 
 @pytest.fixture
@@ -121,34 +120,3 @@ class TestPool:
             thread.join(60)
         assert not wrong
         assert pool.num_free == 10
-
-
-class TestLimits:
-    def test_this_machine_says_what_it_has(self):
-        limits = memory_limits()
-        assert limits["memory"] > 0
-        assert all(value >= 0 for value in limits.values())
-
-    @pytest.mark.parametrize("limit", ["memory", "cgroup"])
-    def test_pool_that_cannot_fit_is_refused_with_the_numbers(self, monkeypatch, limit):
-        limits = {"memory": 1 << 40, limit: 1 << 30}
-        monkeypatch.setattr(buffers, "memory_limits", lambda: limits)
-        monkeypatch.setattr(mmap, "mmap", lambda *_, **__: pytest.fail("allocated all the same"))
-        with pytest.raises(
-            HostMemoryError, match=f"2,147,483,648 B.*{limit} limit leaves 1,073,741,824 B"
-        ) as e:
-            HostRegion(2 << 30)
-        assert (e.value.needed_bytes, e.value.available_bytes, e.value.limit) == (2 << 30, 1 << 30, limit)
-
-    def test_some_memory_stays_free(self, monkeypatch):
-        monkeypatch.setattr(buffers, "memory_limits", lambda: {"memory": 1 << 30})
-        check_host_memory((1 << 30) - (256 << 20))
-        with pytest.raises(HostMemoryError):
-            check_host_memory((1 << 30) - (256 << 20) + 1)
-
-    def test_huge_pages_that_are_not_reserved_are_refused(self):
-        needed = free_huge_page_bytes() + (4 << 20)
-        with pytest.raises(HostMemoryError, match="vm.nr_hugepages=") as e:
-            HostRegion(needed, huge_pages=True)
-        assert e.value.limit == "huge pages"
-        assert e.value.needed_bytes == needed
