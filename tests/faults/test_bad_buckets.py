@@ -23,6 +23,7 @@ from flexkv_driver_s3.tier import S3Tier
 from tests.support.ceph_rgw import Gateway
 from tests.support.redis_server import closed_port
 from tests.support.remote_world import (
+    DRIVER_S,
     LAYOUT,
     NAME,
     OpenWorld,
@@ -46,11 +47,9 @@ def open_world(stack: ExitStack) -> OpenWorld:
 
     def open_one(endpoint: str, bucket: str = BUCKET, **options: object) -> RemoteWorld:
         given = {"access_key_id": KEYS[0], "secret_access_key": KEYS[1], "index_ttl_s": 0, "probe": "none"}
+        given |= {f"{what}_timeout_s": DRIVER_S for what in ("connect", "read", "request")}
         config = S3Config.model_validate({"bucket": bucket, "endpoint_url": endpoint, **given, **options})
-        # The first call makes botocore's client, which takes its time, and a lookup reads the journal.
-        tier = S3Tier(config, context_for(LAYOUT, NAME))
-        deadlines = {"lookup_deadline_s": 10, "load_deadline_s": 5, "store_deadline_s": 10}
-        return world_over(stack, tier, lookup_wait_s=0.3, **deadlines)
+        return world_over(stack, S3Tier(config, context_for(LAYOUT, NAME)), lookup_wait_s=0.3)
 
     return open_one
 

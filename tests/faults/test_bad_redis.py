@@ -18,6 +18,7 @@ from flexkv_driver_remote_redis.config import RedisConfig
 from flexkv_driver_remote_redis.tier import RedisTier
 from tests.support.redis_server import Proxy, RedisServer, closed_port, free_port
 from tests.support.remote_world import (
+    DRIVER_S,
     LAYOUT,
     NAME,
     OpenWorld,
@@ -38,7 +39,9 @@ def open_world(stack: ExitStack) -> OpenWorld:
     """Chains over a URL."""
 
     def open_one(url: str, policy: dict[str, object] | None = None, **options: object) -> RemoteWorld:
-        config = RedisConfig.model_validate({"url": url, "timeout_s": 4, "connect_timeout_s": 4, **options})
+        config = RedisConfig.model_validate(
+            {"url": url, "timeout_s": DRIVER_S, "connect_timeout_s": DRIVER_S, **options}
+        )
         return world_over(stack, RedisTier(config, context_for(LAYOUT, NAME)), **(policy or {}))
 
     return open_one
@@ -167,6 +170,7 @@ def test_a_read_only_replica(
     stack.enter_context(replica)
     wait_until(lambda: int(str(replica.ask("DBSIZE"))) == 4, "the replica has caught up")
     reader = open_world(replica.unix_url, {"read_only": True})
+    forget_and_ask(reader, prompt(1))
     assert reader.serve(prompt(1)).num_tokens == len(prompt(1)), "reading is what a replica is for"
     caplog.clear()
     world = open_world(replica.unix_url)

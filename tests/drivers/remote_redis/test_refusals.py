@@ -12,7 +12,7 @@ import pytest
 from flexkv_core import Status, TierAccessError, TierTimeoutError, TierUnavailableError
 from flexkv_core.errors import TierError
 from tests.support.redis_server import RedisServer, buffer, closed_port, free_port, key, name, value
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def listener(answer: bytes | None):
                 try:
                     ends.append(ear.accept()[0])
                     if answer is not None:
-                        ends[-1].settimeout(5)
+                        ends[-1].settimeout(DEADLINE_S)
                         ends[-1].recv(4096)
                         ends[-1].sendall(answer)
                 except TimeoutError:
