@@ -5,7 +5,7 @@ A module of this package whose name does not begin with ``_`` is a verb (``new_d
 that is asked for is imported; ``--help`` imports all, so verbs import what is heavy inside ``run``.
 
 Exit status: 0 all is well; 1 a check failed, or the work could not be done; 2 the command line is
-wrong; 130 interrupted.
+wrong, or (``verify``, ``demo``) nothing could be found out; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _DESCRIPTION = "A tiered KV cache for LLM serving: CPU, SSD and remote tiers in 
 _EPILOG = """\
 flexkv VERB --help tells more of each.
 
-Exit status: 0 all is well; 1 a check failed or the work could not be done; 2 wrong usage.
+Exit status: 0 all is well; 1 a check failed or the work could not be done; 2 wrong usage, or it could \
+not be found out (verify, demo).
 """
 
 
@@ -80,6 +81,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: argparse's own, for ``--help`` and wrong usage.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    name = f"flexkv {words[0]}" if words and words[0] in verbs() else "flexkv"
+    try:
+        try:
+            return _run(words)
+        finally:
+            _flush()
+    except FlexKVError as exc:
+        return _failed(name, str(exc))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader (head, less) has gone: no more output, and no complaint
+        _let_go_of_output()
+        return FAILED
+    except OSError as exc:  # a file or folder that was named, or the output's disk is full
+        _let_go_of_output()
+        where = f"{os.fsdecode(exc.filename)}: " if isinstance(exc.filename, (str, bytes)) else ""
+        return _failed(name, where + (exc.strerror or str(exc)))
+
+
+def _run(words: Sequence[str]) -> int:
     known = verbs()
     parser = build_parser(words[0] if words and words[0] in known else None)
     args = parser.parse_args(words)
@@ -91,20 +112,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.verb is None:
         parser.print_help()
         return OK
-    return _run(known[args.verb], args)
+    return int(import_module(known[args.verb]).run(args))
 
 
-def _run(module: str, args: argparse.Namespace) -> int:
-    try:
-        status = int(import_module(module).run(args))
+def _failed(name: str, what: str) -> int:
+    print(f"{name}: " + "\n  ".join(what.splitlines()), file=sys.stderr)
+    return FAILED
+
+
+def _flush() -> None:
+    if sys.stdout is not None:  # as in `flexkv check >&-`
         sys.stdout.flush()
-    except FlexKVError as exc:
-        print(f"flexkv {args.verb}: " + "\n  ".join(str(exc).splitlines()), file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has gone: no more output, and no complaint at interpreter exit.
+
+
+def _let_go_of_output() -> None:
+    """Have output that cannot be written go nowhere: the interpreter would complain of it at its end."""
+    try:
+        _flush()
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    return status

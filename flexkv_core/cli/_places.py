@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -36,11 +39,18 @@ def directory_lines(path: str, wanted_bytes: int) -> Iterator[Line]:
         wanted_bytes: The tier's share of it.
     """
     name, place = f"directory {path}", Path(path).absolute()
-    if place.exists() and not place.is_dir():
-        yield bad(name, "is not a directory", "name another path")
+    try:
+        there = _nearest(place)
+    except OSError as exc:
+        yield bad(
+            name, f"cannot be looked at: {exc.strerror}", "name another path, or change who may enter it"
+        )
         return
-    there = _nearest(place)
-    note = "" if place.is_dir() else f" (will be made in {there})"
+    if not there.is_dir():
+        found = "is not a directory" if there == place else f"{there} is not a directory"
+        yield bad(name, found, "name another path")
+        return
+    note = "" if there == place else f" (will be made in {there})"
     if not os.access(there, os.W_OK | os.X_OK):
         yield bad(name, f"{there} cannot be written to", f"mkdir -p {path} && chown it to this user")
         return
@@ -58,17 +68,59 @@ def directory_lines(path: str, wanted_bytes: int) -> Iterator[Line]:
 
 
 def _nearest(place: Path) -> Path:
-    return next(parent for parent in (place, *place.parents) if parent.is_dir())
+    """What is there of ``place``: itself, or the nearest part of its path.
+
+    Raises:
+        OSError: it cannot be found out.
+    """
+    for part in (place, *place.parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            part.stat()
+            return part
+    raise FileNotFoundError(errno.ENOENT, "no part of it is there", str(place))
 
 
 def _space_line(name: str, place: Path, there: Path, wanted: int, note: str) -> Line:
-    free = shutil.disk_usage(there).free
-    # What an earlier run left there is its room too: a warm tier must not fail its own check.
-    used = sum(file.stat().st_blocks * 512 for file in place.rglob("*") if file.is_file()) if not note else 0
+    free, used = shutil.disk_usage(there).free, _used_bytes(place)
     found = f"{format_bytes(free)} free, {format_bytes(used)} used by it, {format_bytes(wanted)} wanted{note}"
     if free + used < wanted:
         return bad(name, found, "free the disk, or lower the tier's capacity")
     return good(name, found)
+
+
+def _used_bytes(place: Path) -> int:
+    """What an earlier run left there is its room too: a warm tier must not fail its own check."""
+    return sum(file.stat().st_blocks * 512 for file in place.rglob("*") if file.is_file())
+
+
+def shared_lines(shares: Sequence[tuple[str, int]]) -> Iterator[Line]:
+    """What only shows when directories are seen together: named twice, or too much for one file system.
+
+    Args:
+        shares: Each directory of each tier, and how much of it is wanted there.
+    """
+    by_path: dict[str, int] = Counter(os.path.realpath(path) for path, _ in shares)
+    for path, count in by_path.items():
+        if count > 1:
+            yield bad(f"directory {path}", f"is named {count} times", "give each tier directories of its own")
+    systems: dict[int, list[tuple[str, int]]] = {}
+    for path, wanted in shares:
+        with suppress(OSError):  # its own line tells it
+            systems.setdefault(_nearest(Path(path).absolute()).stat().st_dev, []).append((path, wanted))
+    for members in systems.values():
+        if len(members) > 1:
+            yield from _system_lines(members)
+
+
+def _system_lines(members: Sequence[tuple[str, int]]) -> Iterator[Line]:
+    places = [Path(path).absolute() for path, _ in members]
+    free, wanted = shutil.disk_usage(_nearest(places[0])).free, sum(wanted for _, wanted in members)
+    if free + sum(map(_used_bytes, places)) < wanted:
+        yield bad(
+            f"directories {', '.join(path for path, _ in members)}",
+            f"lie on one file system: {format_bytes(free)} free, {format_bytes(wanted)} wanted together",
+            "put them on disks of their own, or lower the capacity",
+        )
 
 
 def takes_direct_io(folder: Path) -> bool:

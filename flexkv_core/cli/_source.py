@@ -1,4 +1,4 @@
-"""Arguments that name a configuration, shared by the verbs that read one."""
+"""Arguments that several verbs share, such as those that name a configuration."""
 
 from __future__ import annotations
 
@@ -45,3 +45,10 @@ def load(args: argparse.Namespace) -> EffectiveConfig:
 
     flags: dict[str, Any] = dict(args.set)
     return load_config(args.file, flags=flags)
+
+
+def positive(text: str) -> int:
+    """A number of 1 or more, for ``type=``."""
+    if not text.strip().isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError("expected a whole number of 1 or more")
+    return int(text)

@@ -9,6 +9,7 @@ killed; and out of Redis again.  Every row of the table it prints is checked.  W
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import shlex
 import shutil
 import signal
@@ -25,6 +26,7 @@ from ._demo_redis import HOW_TO_GET, RedisProcess, program
 from ._demo_report import faults, outage_faults, outage_lines, table
 from ._demo_story import BLOCK_TOKENS, Story, local_prompts, remote_prompts
 from ._progress import Progress
+from ._source import positive
 
 MORAL = """\
 Each prompt was computed once. Its KV then came back from the CPU tier, after the device had been emptied,
@@ -52,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--entries",
-        type=int,
+        type=positive,
         default=DEFAULT_ENTRIES,
         metavar="N",
         help="length of the document, in days of its log (default %(default)s: 3,000 tokens)",
@@ -70,15 +72,19 @@ def run(args: argparse.Namespace) -> int:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as from the keyboard: the servers go first
     progress = Progress()
-    args.work.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=args.work.resolve()))
+    folder: Path | None = None
     status = 2
     try:
+        _check_needs(args)
+        args.work.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="run-", dir=args.work.resolve()))
         status = _run(args, folder, progress)
     except (EngineError, OSError) as exc:
         print(f"flexkv demo: {exc}", file=sys.stderr)
     except KeyboardInterrupt:
         status = 130
+    if folder is None:
+        return status
     if status == 0 and not args.keep:
         shutil.rmtree(folder)
     else:
@@ -107,6 +113,20 @@ def _run(args: argparse.Namespace, folder: Path, progress: Progress) -> int:
     with redis or nullcontext():
         story.tell()
     return _judge(story, progress)
+
+
+def _check_needs(args: argparse.Namespace) -> None:
+    """Say before the work what would end it minutes later.  Raises EngineError."""
+    for package, why in (
+        ("sglang", "the real SGLang serves here"),
+        ("triton", "SGLang imports it; without a GPU a stand-in will do"),
+    ):
+        if importlib.util.find_spec(package) is None:
+            raise EngineError(
+                f"{package} is not installed: {why}. `make demo`, in a checkout of flexkv-core, brings it"
+            )
+    if args.model_path is not None and not (args.model_path / "config.json").is_file():
+        raise EngineError(f"{args.model_path} is no folder with a model: it has no config.json")
 
 
 def _judge(story: Story, progress: Progress) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError
 from ..memory import memlock_limit_bytes
 from ._findings import Line, State, bad, good
-from ._source import add_source, load
+from ._source import add_source, load, positive
 
 if TYPE_CHECKING:
     from ..config import EffectiveConfig, ResolvedTier
@@ -30,18 +30,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_source(parser)
     parser.add_argument(
-        "--ranks", type=_positive, default=1, metavar="N", help="engine processes on this host (default 1)"
+        "--ranks", type=positive, default=1, metavar="N", help="engine processes on this host (default 1)"
     )
     parser.add_argument("--no-gpu", action="store_true", help="do not start torch to look for GPUs")
     parser.add_argument("--offline", action="store_true", help="do not open the tiers that are services")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("expected 1 or more")
-    return number
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,9 +79,14 @@ def examine(args: argparse.Namespace) -> Iterator[Line]:
     yield _machine.shared_memory_line()
     pinned = staging + sum(need.host_bytes for need in needs)
     yield _machine.memlock_line(pinned, memlock_limit_bytes(), len(found) if isinstance(found, list) else 0)
-    for need in needs:
-        for path in need.directories:
-            yield from _places.directory_lines(path, args.ranks * need.disk_bytes // len(need.directories))
+    shares = [
+        (path, args.ranks * need.disk_bytes // len(need.directories))
+        for need in needs
+        for path in need.directories
+    ]
+    for path, wanted in shares:
+        yield from _places.directory_lines(path, wanted)
+    yield from _places.shared_lines(shares)
     for tier in config.tiers if config is not None and not args.offline else ():
         if needs_of(tier) is None:
             yield from _places.service_lines(tier)

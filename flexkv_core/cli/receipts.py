@@ -30,7 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Read, print, and return the exit status."""
     try:
-        source = sys.stdin.fileno() if args.log == "-" else args.log
+        source = 0 if args.log == "-" else args.log
         with open(source, encoding="utf-8", errors="replace", closefd=args.log != "-") as file:
             found = read_log(file)
     except OSError as exc:

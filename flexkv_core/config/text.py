@@ -7,6 +7,7 @@ name lines and never quote them: a line may hold a secret.
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from hashlib import sha256
@@ -47,7 +48,7 @@ def read_file(path: str) -> SourceFile:
         ConfigError: it cannot be read, or is no such text; all duplicate keys are named at once.
     """
     suffix = Path(path).suffix.lower()
-    if Path(path).is_dir():
+    if os.path.isdir(path):  # which takes what may not be looked at for none; reading it tells why
         raise ConfigError(path, ["is a directory; name the file in it"])
     if suffix not in SUFFIXES:
         raise ConfigError(

@@ -137,6 +137,32 @@ def test_directories(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_a_directory_that_cannot_be_made_or_looked_at(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (line,) = _places.directory_lines(str(tmp_path / "file" / "kv"), 1)
+    assert (line.state, line.found) == (State.FAIL, f"{tmp_path / 'file'} is not a directory")
+    (line,) = _places.directory_lines(str(tmp_path / ("x" * 300)), 1)
+    assert (line.state, line.found) == (State.FAIL, "cannot be looked at: File name too long")
+
+
+def test_directories_that_do_not_fit_together(tmp_path, monkeypatch):
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    monkeypatch.setattr(_places.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100}))
+    assert not list(_places.shared_lines([(a, 100)])), "its own line tells that"
+    assert not list(_places.shared_lines([(a, 50), (b, 50)]))
+    (line,) = _places.shared_lines([(a, 50), (b, 51)])
+    assert line.state is State.FAIL
+    assert "on one file system: 100 B free, 101 B wanted together" in line.found
+
+
+def test_one_directory_for_two_tiers_fails(capsys, tmp_path):
+    tiers = chain(tmp_path / "kv")
+    tiers["tiers"].append(tiers["tiers"][1] | {"name": "again"})
+    status, lines, _ = doctor(capsys, write(tmp_path, tiers))
+    assert status == 1
+    assert lines[f"directory {tmp_path / 'kv'}"]["found"] == "is named 2 times"
+
+
 def test_what_a_warm_tier_has_stored_is_its_room(tmp_path, monkeypatch):
     (tmp_path / "slab").write_bytes(b"x" * (1 << 20))
     monkeypatch.setattr(_places.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 0}))

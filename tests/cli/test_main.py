@@ -115,3 +115,66 @@ def test_a_reader_that_goes_away_is_no_traceback():
         )
     assert done.returncode == 1
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("words", [["check"], ["--version"], ["reference"], ["drivers"]])
+def test_output_that_cannot_be_written_is_a_message(words):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "flexkv_core", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    name = "flexkv" if words[0].startswith("-") else f"flexkv {words[0]}"
+    assert done.stderr == f"{name}: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", [0, 1])
+@pytest.mark.parametrize("words", [["check"], ["--version"], ["receipts", "-"]])
+def test_without_standard_input_or_output(words, closed):
+    command = [sys.executable, "-m", "flexkv_core", *words]
+    with open(os.devnull, "r+") as nowhere:
+        done = subprocess.run(
+            command,
+            stdin=nowhere,
+            stdout=nowhere,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+            preexec_fn=lambda: os.close(closed),
+        )
+    assert done.returncode == (1 if words[0] == "receipts" else 0)
+    assert "Traceback" not in done.stderr
+
+
+PATHS = {
+    "below a file": lambda folder: str(folder / "file" / "below.yaml"),
+    "too long": lambda _: "x" * 300 + ".yaml",
+    "a folder": str,
+}
+
+
+@pytest.mark.parametrize("place", PATHS)
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["reference", "--output", "PLACE"], 1),
+        (["new-driver", "acme", "--into", "PLACE"], 1),
+        (["check", "PLACE"], 1),
+        (["receipts", "PLACE"], 1),
+        (["verify", "--phase", "test", "--baseline-file", "PLACE"], 2),
+        (["demo", "--model-path", "PLACE"], 2),
+    ],
+)
+def test_a_path_that_is_none_is_a_message(tmp_path, words, status, place):
+    (tmp_path / "file").write_text("")
+    name = PATHS[place](tmp_path)
+    done = run(*(word.replace("PLACE", name) for word in words))
+    assert (done.returncode, done.stdout) == (status, "")
+    assert "Traceback" not in done.stderr
+    assert os.path.basename(name) in done.stderr or words[0] == "demo"
