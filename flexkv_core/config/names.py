@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from ..errors import ConfigError
 from ..models import ChainConfig, TierConfig
 from .draft import Draft, Given
-from .report import suggestion
+from .report import nearest, suggestion
 from .schema import EACH, Leaf, Path, describe_type, is_list, leaves
 from .seed import SEED_KEYS
 from .text import parse_yaml
@@ -92,7 +92,11 @@ class Resolver:
             if variable_of(leaf.path) == name:
                 self._put(leaf.path, leaf.field, given)
                 return
-        self.draft.report.fault(f"{name}: unknown variable{suggestion(name, known_names())}", "environment")
+        # Compared without what all of them begin with: it alone would make any two names alike.
+        known = {other.removeprefix(PREFIX).lower(): other for other in known_names()}
+        close = nearest(name.removeprefix(PREFIX).lower(), known)
+        hint = f", did you mean {known[close]}?" if close else ""
+        self.draft.report.fault(f"{name}: unknown variable{hint}", "environment")
 
     def put_flag(self, given: Given) -> None:
         """Set what a dotted path names (``engine.layerwise``, ``tiers.disk.write``)."""

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError
-from ..models import TIER_NAME_PATTERN
-from .schema import Path, describe_type, dotted, field_at, field_names, model_at
+from ..models import TIER_NAME_PATTERN, TierConfig
+from .schema import Path, choices, describe_type, dotted, field_at, field_names, model_at
 from .text import kind_of
 
 _USERINFO = re.compile(r"(://)[^/\s@]*@")
@@ -37,12 +37,24 @@ _HINTS = {
 """Names that guides of FlexKV show, or that its code uses inside, and what they are here."""
 
 
+_NEEDLESS = {
+    "wrap": "every tier is wrapped already (deadline, retries, breaker, checksum): leave it out",
+}
+"""What people write of a tier, and why it is no field."""
+
+
 def suggestion(name: str, names: Iterable[str]) -> str:
     """``, did you mean timeout_s?`` or nothing."""
+    close = nearest(name, names)
+    return f", did you mean {close}?" if close else ""
+
+
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Which of ``names`` is probably meant by one that is none of them."""
     known = sorted(set(names))
     hint = _HINTS.get(name.lower())
     close = [hint] if hint in known else difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {close[0]}?" if close else ""
+    return close[0] if close else None
 
 
 def mask_urls(text: str) -> str:
@@ -154,6 +166,8 @@ def _words(entry: Mapping[str, Any], path: Path, model: type[BaseModel], tree: A
 
 def unknown(name: str, model: type[BaseModel] | None) -> str:
     """The line for a name that a model does not have."""
+    if model is TierConfig and name in _NEEDLESS:
+        return f"unknown field: {_NEEDLESS[name]}"
     return f"unknown field{suggestion(name, field_names(model) if model is not None else ())}"
 
 
@@ -169,9 +183,14 @@ def _type_at(path: Path, model: type[BaseModel]) -> str:
 def _expected(path: Path, model: type[BaseModel], tree: Any) -> str:
     expected = f"expected {_type_at(path, model)}"
     try:
-        return f"{expected}, got {kind_of(_value_at(path, tree))}"
+        value = _value_at(path, tree)
     except (KeyError, IndexError, TypeError):
         return expected
+    found = field_at(model, path)
+    words = [word for word in choices(found.annotation) if kind_of(word) == kind_of(value)] if found else []
+    if words:  # of the right kind, and none of them
+        return f"{expected}{suggestion(str(value).lower(), map(str, words))}"
+    return f"{expected}, got {kind_of(value)}"
 
 
 def _value_at(path: Path, tree: Any) -> Any:

@@ -86,14 +86,17 @@ def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
             return _READERS[reader]
     origin = get_origin(annotation)
     if origin is Annotated:
-        return describe_type(get_args(annotation)[0], annotation.__metadata__)
+        words = describe_type(get_args(annotation)[0], annotation.__metadata__)
+        least = next((item.ge for part in annotation.__metadata__ for item in _limits(part)), None)
+        return f"{words} of at least {least}" if least and words == _WORDS[int] else words
     if origin in (Union, UnionType):
         kinds = [describe_type(part) for part in get_args(annotation)]
         return " or ".join(dict.fromkeys(kind for kind in kinds if kind != "null"))
     if origin is Literal:
         return _one_of(get_args(annotation))
     if origin in (list, tuple, set, frozenset):
-        return f"list of {describe_type(get_args(annotation)[0])}"
+        entry = describe_type(get_args(annotation)[0])
+        return f"list of {'mappings' if entry == 'mapping' else entry}"
     if origin is dict or annotation is dict:
         return "mapping"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
@@ -101,6 +104,20 @@ def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "mapping"
     return _WORDS.get(annotation, "text")
+
+
+def _limits(part: Any) -> list[Any]:
+    """The lower limits in one part of what ``Annotated`` says."""
+    return [item for item in getattr(part, "metadata", [part]) if getattr(item, "ge", None) is not None]
+
+
+def choices(annotation: Any) -> list[Any]:
+    """The values that a field names one by one; none where it takes any of its kind."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return [member.value for member in annotation]
+    return [value for part in get_args(annotation) for value in choices(part)]
 
 
 def _one_of(values: Any) -> str:

@@ -19,8 +19,7 @@ import yaml
 from ..errors import ConfigError
 
 SUFFIXES = (".yaml", ".yml", ".json")
-# What PyYAML quotes may be a secret that begins with ! or *; its token names ('<scalar>') are not.
-_QUOTED = re.compile(r"'(?!<)[^']{2,}'|\"[^\"]{2,}\"")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _MOST_BYTES = 1 << 20
 _MOST_NODES = 20_000
 _MOST_DEPTH = 24
@@ -94,7 +93,7 @@ def parse_yaml(text: str, source: str, duplicates: list[str]) -> Any:
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        problem = _QUOTED.sub("'...'", exc.problem or exc.context or "")
+        problem = _QUOTED.sub(_hidden, exc.problem or exc.context or "")
         if mark and text[mark.index : mark.index + 1] == "\t":
             problem = "a tab: indent with spaces"
         raise ConfigError(source, [f"{where}not YAML: {problem}"]) from None
@@ -104,6 +103,12 @@ def parse_yaml(text: str, source: str, duplicates: list[str]) -> Any:
         raise ConfigError(source, ["not YAML: a number or a date that cannot be"]) from None
     except RecursionError:
         raise ConfigError(source, ["nested too deep"]) from None
+
+
+def _hidden(quoted: re.Match[str]) -> str:
+    """What PyYAML quotes may be a secret that begins with ! or *; a sign or a token's name is none."""
+    text = quoted[0][1:-1]
+    return quoted[0] if len(text) < 2 or text.startswith("<") else "'...'"
 
 
 def _load(text: str, duplicates: list[str]) -> Any:

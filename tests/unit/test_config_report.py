@@ -30,25 +30,32 @@ def changed(path, value):
         (("block_tokens",), 9000, "block_tokens: must be at most 8192"),
         (("block_tokens",), None, "block_tokens: expected whole number, got nothing"),
         (("block_tokens",), 1.5, "block_tokens: expected whole number, got a number"),
-        (("version",), 2, "version: expected 1, got a number"),
+        (("version",), 2, "version: expected 1"),
         (("staging",), "lots", "staging: must be a size such as 8GiB"),
         (("staging",), -1, "staging: must be at least 0"),
         (("namespace",), "x", "namespace: expected mapping, got text"),
         (("namespace", "modle"), "x", "namespace.modle: unknown field, did you mean model?"),
         (("namespace", "model"), [], "namespace.model: expected text, got a list"),
-        (("engine", "layerwise"), "perhaps", "engine.layerwise: expected auto or true or false, got text"),
+        (("engine", "layerwise"), "perhaps", "engine.layerwise: expected auto or true or false"),
         (("engine", "load_wait_s"), float("inf"), "engine.load_wait_s: "),
         (("engine", "load_wiat_s"), 1, "engine.load_wiat_s: unknown field, did you mean load_wait_s?"),
         (("tiers",), [], "tiers: must have at least 1 entry"),
-        (("tiers",), "host", "tiers: expected list of mapping, got text"),
+        (("tiers",), "host", "tiers: expected list of mappings, got text"),
         (("tiers", 0), 7, "tiers[0]: expected mapping, got a number"),
         (("tiers", 0, "name"), "Host!", "tiers[0].name: must be of a-z, 0-9, - and _, begin with"),
         (("tiers", 0, "name"), 7, "tiers[0].name: expected text, got a number"),
         (("tiers", 1, "name"), "host", "tier names must be distinct, twice: host"),
         (("tiers", 1, "wirte"), "back", "tiers[1].wirte: unknown field, did you mean write?"),
         (("tiers", 1, "write"), "sideways", "tiers[1].write: expected one of through, back, around, never"),
-        (("tiers", 1, "promote"), 0, "tiers[1].promote: expected one of always, never or whole number"),
-        (("tiers", 1, "promote"), "sometimes", "tiers[1].promote: expected one of always, never"),
+        (
+            ("tiers", 1, "promote"),
+            0,
+            "tiers[1].promote: expected one of always, never or whole number of at least 1, got a number",
+        ),
+        (("tiers", 1, "promote"), "alway", "or whole number of at least 1, did you mean always?"),
+        (("tiers", 1, "eviction"), {"policy": "LRU"}, "expected one of lru, lfu, slru, fifo, mru, filo, did"),
+        (("tiers", 1, "wrap"), ["retry"], "tiers[1].wrap: unknown field: every tier is wrapped already"),
+        (("tiers", 1, "options", "wrap"), 1, "tiers[1].options.wrap: unknown field"),
         (("tiers", 1, "ttl_s"), "soon", "tiers[1].ttl_s: must be a duration"),
         (("tiers", 1, "load_deadline_s"), 0, "tiers[1].load_deadline_s: must be more than 0"),
         (
@@ -115,7 +122,8 @@ def test_all_faults_of_all_sources_stand_in_one_report(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("FLEXKV_NONSENSE", "1", "unknown variable"),
+        ("FLEXKV_NONSENSE", "1", "FLEXKV_NONSENSE: unknown variable"),
+        ("FLEXKV_ENABLE_SSD", "1", "did you mean FLEXKV_SSD_CACHE_GB?"),
         ("FLEXKV_CPU_CACHE_BG", "1", "did you mean FLEXKV_CPU_CACHE_GB?"),
         ("FLEXKV_CPU_CACHE_GB", "much", "FLEXKV_CPU_CACHE_GB: expected number, got text"),
         ("FLEXKV_TIER_DISC_WRITE", "back", "names no tier; the chain has host, disk"),
@@ -124,7 +132,7 @@ def test_all_faults_of_all_sources_stand_in_one_report(tmp_path):
         ("FLEXKV_TIER_DISK_PROMOTE", "0", "FLEXKV_TIER_DISK_PROMOTE (tiers[1].promote): expected one of"),
         ("FLEXKV_TIER_HOST_OPTIONS_CAPACITY", "big", "FLEXKV_TIER_HOST_OPTIONS_CAPACITY (tiers[0].options"),
         ("FLEXKV_TIERS", "[{", "FLEXKV_TIERS: line 1"),
-        ("FLEXKV_TIERS", "5", "FLEXKV_TIERS (tiers): expected list of mapping, got a number"),
+        ("FLEXKV_TIERS", "5", "FLEXKV_TIERS (tiers): expected list of mappings, got a number"),
         ("FLEXKV_SSD_CACHE_GB", "0", "0 does not take a tier out of a chain"),
     ],
 )
@@ -132,6 +140,11 @@ def test_bad_variables(tmp_path, name, value, words):
     (line,) = findings(write(tmp_path, CHAIN), environ={name: value})
     assert line.startswith("environment: ")
     assert words in line
+
+
+def test_what_all_variables_begin_with_makes_no_two_alike(tmp_path):
+    (line,) = findings(write(tmp_path, CHAIN), environ={"FLEXKV_FOO": "1"})
+    assert line == "environment: FLEXKV_FOO: unknown variable"
 
 
 def test_a_size_for_a_driver_that_the_chain_has_not_is_told(tmp_path):
@@ -149,7 +162,7 @@ def test_a_size_for_a_driver_that_the_chain_has_not_is_told(tmp_path):
         ("c.yaml", "- a\n- b\n", "expected a mapping at the top, got a list"),
         ("c.yaml", "plain\n", "expected a mapping at the top, got text"),
         ("c.json", "[1]", "expected a mapping at the top, got a list"),
-        ("c.yaml", "cpu_cache_gb: [1\n", "not YAML"),
+        ("c.yaml", "cpu_cache_gb: [1\n", "not YAML: expected ',' or ']', but got '<stream end>'"),
         ("c.yaml", "tiers:\n\t- name: x\n", "line 2, column 1: not YAML: a tab: indent with spaces"),
         ("c.json", '{"a": 1,}', "not JSON"),
         ("c.yaml", "a: 1\n---\nb: 2\n", "not YAML"),
