@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError
 from flexkv_core import TierContext
 from flexkv_driver_s3.config import S3Config
 from flexkv_driver_s3.tier import S3Tier
+from tests.support.waiting import DEADLINE_S
 
 KEYS = ("test", "test")
 
@@ -39,7 +40,13 @@ class Bucket:
 
     def config(self, **options: Any) -> S3Config:
         """Options of a tier in this bucket; what others store is seen at once."""
-        defaults = {"index_ttl_s": 0, "read_timeout_s": 5, "max_concurrency": 4, **self.keys}
+        defaults = {
+            "index_ttl_s": 0,
+            "read_timeout_s": DEADLINE_S,
+            "request_timeout_s": DEADLINE_S,
+            "max_concurrency": 4,
+            **self.keys,
+        }
         return S3Config(bucket=self.name, endpoint_url=self.endpoint, **{**defaults, **options})
 
     def tier(self, value_bytes: int = 1 << 16, **options: Any) -> S3Tier:

@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from tests.support.child import ChildServer
+from tests.support.waiting import DEADLINE_S
 
 BUCKET = "bucket"
 How = Callable[["Handler"], None]
@@ -89,7 +90,7 @@ class StubS3:
         """Stop listening, and break every connection."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(20)
+        self._thread.join(DEADLINE_S)
         with self.lock:
             connections, self._connections = self._connections, []
         for connection in connections:
@@ -121,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1
-    timeout = 30
+    timeout = DEADLINE_S
     server: _Server
 
     def setup(self) -> None:

@@ -12,6 +12,7 @@ from flexkv_core import TierContext
 from flexkv_driver_s3.config import S3Config
 from flexkv_driver_s3.tier import S3Tier
 from tests.support.s3_stub import BUCKET, StubS3
+from tests.support.waiting import DEADLINE_S
 
 VALUE_BYTES = 1 << 20
 Open = Callable[..., S3Tier]
@@ -26,6 +27,7 @@ def stub() -> Iterator[StubS3]:
 
 @pytest.fixture
 def open_tier(stub: StubS3) -> Iterator[Open]:
+    """Opens tiers, which wait long for the server unless they are told otherwise, and closes them."""
     tiers: list[S3Tier] = []
 
     def opened(*, value_bytes: int = VALUE_BYTES, **options: Any) -> S3Tier:
@@ -35,8 +37,8 @@ def open_tier(stub: StubS3) -> Iterator[Open]:
             "access_key_id": "key",
             "secret_access_key": "much-too-secret",
             "index_ttl_s": 0,
-            "connect_timeout_s": 5,
-            "read_timeout_s": 5,
+            "list_step_s": DEADLINE_S,
+            **{f"{what}_timeout_s": DEADLINE_S for what in ("connect", "read", "request", "list")},
         }
         context = TierContext(name="far", value_bytes=value_bytes, head_bytes=64, identity='{"model": "m"}')
         tier = S3Tier(S3Config(**{**given, **options}), context)

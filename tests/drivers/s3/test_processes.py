@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 
 from flexkv_core import Status
-
-
-def values(count, num_bytes=5000, seed=1):
-    chance = random.Random(seed)
-    keys = [chance.randbytes(32) for _ in range(count)]
-    return keys, [memoryview(chance.randbytes(num_bytes)) for _ in range(count)]
+from tests.support.s3_values import values
+from tests.support.waiting import DEADLINE_S
 
 
 def in_threads(count, work):
@@ -21,7 +16,7 @@ def in_threads(count, work):
 
     def run(number):
         try:
-            gate.wait(60)
+            gate.wait(DEADLINE_S)
             work(number)
         except BaseException as exc:
             errors.append(exc)
@@ -30,14 +25,14 @@ def in_threads(count, work):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(DEADLINE_S)
         assert not thread.is_alive()
     if errors:
         raise errors[0]
 
 
 def use(tier, number):
-    keys, data = values(3, seed=number)
+    keys, data = values(3, 5000, seed=number)
     assert {row.status for row in tier.store(keys, data)} == {Status.OK}
     into = [memoryview(bytearray(6000)) for _ in keys]
     assert {row.status for row in tier.load(keys, into)} == {Status.OK}
@@ -63,7 +58,7 @@ def test_connections_are_as_many_as_allowed_and_kept(stub, open_tier):
 
 def test_child_uses_connections_and_locks_of_its_own(stub, open_tier):
     tier = open_tier()
-    keys, data = values(4, seed=99)
+    keys, data = values(4, 5000, seed=99)
     tier.store(keys, data)
     before = stub.num_connections
 
@@ -75,7 +70,7 @@ def test_child_uses_connections_and_locks_of_its_own(stub, open_tier):
     assert fork_and(child) == 0
     assert stub.num_connections > before
     use(tier, 5)
-    assert {row.status for row in tier.lookup(values(3, seed=1)[0])} == {Status.OK}, "the child tells"
+    assert {row.status for row in tier.lookup(values(3, 5000, seed=1)[0])} == {Status.OK}, "the child tells"
 
 
 def test_fork_while_other_threads_are_at_work(open_tier):
@@ -95,7 +90,7 @@ def test_fork_while_other_threads_are_at_work(open_tier):
     finally:
         stop.set()
         for worker in workers:
-            worker.join(60)
+            worker.join(DEADLINE_S)
 
 
 def fork_and(work):

@@ -11,16 +11,7 @@ from flexkv_core import Status, TierContext, TierUnavailableError
 from flexkv_driver_s3.names import names_of
 from flexkv_driver_s3.tier import S3Tier
 from tests.support.s3_stub import BUCKET
-
-
-def values(count, num_bytes=2000, seed=1):
-    chance = random.Random(seed)
-    keys = [chance.randbytes(32) for _ in range(count)]
-    return keys, [memoryview(chance.randbytes(num_bytes)) for _ in range(count)]
-
-
-def statuses(outcomes):
-    return [outcome.status for outcome in outcomes]
+from tests.support.s3_values import statuses, values
 
 
 def load_one(tier, key, num_bytes=1 << 20):
@@ -30,7 +21,7 @@ def load_one(tier, key, num_bytes=1 << 20):
 
 
 def test_lookups_ask_nobody(stub, open_tier):
-    keys, data = values(64)
+    keys, data = values(64, 2000)
     open_tier().store(keys, data)
     tier = open_tier(index_ttl_s=60)
     before = len(stub.requests)
@@ -42,7 +33,7 @@ def test_lookups_ask_nobody(stub, open_tier):
 
 def test_what_one_stores_the_other_finds_by_one_listing_and_no_head(stub, open_tier):
     first, second = open_tier(), open_tier()
-    keys, data = values(20)
+    keys, data = values(20, 2000)
     first.store(keys, data)
     before = len(stub.requests)
     assert statuses(second.lookup(keys)) == [Status.OK] * 20
@@ -56,7 +47,7 @@ def test_what_one_stores_the_other_finds_by_one_listing_and_no_head(stub, open_t
 
 def test_news_come_no_sooner_than_their_time(stub, open_tier):
     first, second = open_tier(), open_tier(index_ttl_s=3600)
-    keys, data = values(2)
+    keys, data = values(2, 2000)
     first.store(keys, data)
     assert statuses(second.lookup(keys)) == [Status.MISS] * 2
     outcome, _ = load_one(second, keys[0])
@@ -67,7 +58,7 @@ def test_news_come_no_sooner_than_their_time(stub, open_tier):
 def test_without_journals_the_next_listing_finds_it(stub, open_tier):
     first = open_tier(journal=False)
     second = open_tier(journal=False, relist_every_s=1e-9)
-    keys, data = values(3)
+    keys, data = values(3, 2000)
     first.store(keys, data)
     assert not [name for name in stub.objects if "/journal/" in name]
     assert statuses(second.lookup(keys)) == [Status.OK] * 3
@@ -75,7 +66,7 @@ def test_without_journals_the_next_listing_finds_it(stub, open_tier):
 
 def test_a_removed_block_is_told_and_a_stale_hit_is_a_miss(stub, open_tier):
     first, second, deaf = open_tier(), open_tier(), open_tier(index_ttl_s=3600)
-    keys, data = values(3)
+    keys, data = values(3, 2000)
     first.store(keys, data)
     assert statuses(second.lookup(keys)) == [Status.OK] * 3
     load_one(deaf, keys[0])
@@ -88,7 +79,7 @@ def test_a_removed_block_is_told_and_a_stale_hit_is_a_miss(stub, open_tier):
 
 def test_stored_again_after_it_was_removed(open_tier):
     first, second = open_tier(), open_tier()
-    keys, data = values(1)
+    keys, data = values(1, 2000)
     first.store(keys, data)
     first.evict(keys)
     second.store(keys, data)
@@ -98,7 +89,7 @@ def test_stored_again_after_it_was_removed(open_tier):
 
 def test_objects_removed_by_a_lifecycle_rule_leave_the_index_with_the_next_listing(stub, open_tier):
     tier = open_tier(relist_every_s=1e-9)
-    keys, data = values(5)
+    keys, data = values(5, 2000)
     tier.store(keys, data)
     for name in [name for name in stub.objects if keys[2].hex() in name]:
         del stub.objects[name]
@@ -128,7 +119,7 @@ def test_long_listing_goes_on_in_steps(stub, open_tier):
 @pytest.mark.parametrize("first", ["lookup", "load", "store"])
 def test_store_that_is_down_does_not_look_healthy_for_what_is_remembered(stub, open_tier, first):
     tier = open_tier(index_ttl_s=0 if first == "lookup" else 3600)
-    keys, data = values(2)
+    keys, data = values(2, 2000)
     tier.store(keys, data)
     for method in ("GET", "PUT"):
         stub.treat(method, "/", lambda handler: (handler.body(), handler.refuse(503, "SlowDown")))
@@ -152,7 +143,7 @@ def test_store_that_is_down_does_not_look_healthy_for_what_is_remembered(stub, o
 
 def test_truncated_and_replaced_objects_are_handed_on_as_they_are(stub, open_tier):
     tier = open_tier()
-    keys, data = values(2)
+    keys, data = values(2, 2000)
     tier.store(keys, data)
     places = {key: next(name for name in stub.objects if key.hex() in name) for key in keys}
     stub.objects[places[keys[0]]] = bytes(data[0][:700])
@@ -164,7 +155,7 @@ def test_truncated_and_replaced_objects_are_handed_on_as_they_are(stub, open_tie
 
 
 def test_layouts_prefixes_and_shards_are_kept_apart(stub, open_tier):
-    keys, data = values(1)
+    keys, data = values(1, 2000)
     tier = open_tier(prefix="/a//b/")
     tier.store(keys, data)
     (name,) = [name for name in stub.objects if "/blocks/" in name]

@@ -15,7 +15,9 @@ from pydantic import ValidationError
 from flexkv_core import FlexKVError, TierAccessError, TierError, TierUnavailableError
 from flexkv_driver_s3 import signing
 from flexkv_driver_s3.config import S3Config
+from tests.support.redis_server import closed_port
 from tests.support.s3_stub import StubS3, refuse
+from tests.support.waiting import DEADLINE_S
 
 ANSWERS = [
     (404, "NoSuchBucket", TierError, "create it, or mend options.bucket"),
@@ -75,7 +77,7 @@ def test_keys_that_may_only_read(stub, open_tier, method):
 
 
 ENDPOINTS = [
-    ("http://127.0.0.1:1", "nobody listens"),
+    ("http://127.0.0.1:{closed}", "nobody listens"),
     ("http://no-such-host.invalid", "does not resolve"),
     ("https://127.0.0.1:{port}", "does the server speak https"),
 ]
@@ -83,8 +85,8 @@ ENDPOINTS = [
 
 @pytest.mark.parametrize(("endpoint", "words"), ENDPOINTS)
 def test_wrong_endpoints(stub, open_tier, endpoint, words):
-    with pytest.raises(TierUnavailableError, match=words) as caught:
-        open_tier(endpoint_url=endpoint.format(port=stub.port))
+    with closed_port() as closed, pytest.raises(TierUnavailableError, match=words) as caught:
+        open_tier(endpoint_url=endpoint.format(port=stub.port, closed=closed))
     assert_one_line(caught.value)
 
 
@@ -135,7 +137,7 @@ def test_server_that_is_no_s3(open_tier):
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(60)
+        thread.join(DEADLINE_S)
 
 
 def test_no_keys_anywhere(open_tier, monkeypatch, tmp_path):
