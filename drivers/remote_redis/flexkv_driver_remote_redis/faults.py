@@ -23,6 +23,7 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisClusterException,
 )
+from redis.sentinel import MasterNotFoundError
 
 from flexkv_core import Status, TierAccessError, TierError, TierTimeoutError, TierUnavailableError
 
@@ -114,6 +115,9 @@ def refusal_of(exc: BaseException) -> Refusal | None:
 
 def fault_of(exc: Exception) -> Fault:
     """What an exception out of ``CAUGHT`` means."""
+    if isinstance(exc, MasterNotFoundError) and isinstance(exc.__cause__, Exception):
+        silence = fault_of(exc.__cause__)
+        return Fault(silence.status, f"no Sentinel names the master: {silence.reason}")
     if isinstance(exc, ProtocolError | redis.InvalidResponse):
         return Fault(Status.UNAVAILABLE, f"what answers there is no Redis server ({exc})")
     for cause in _causes(exc):
@@ -126,6 +130,8 @@ def fault_of(exc: Exception) -> Fault:
     refusal = exc.refusal if isinstance(exc, RefusedError) else refusal_of(exc)
     if refusal is not None:
         return fault_of_reply(refusal)
+    if _TOO_MANY in str(exc):
+        return fault_of_reply(Refusal(str(exc)))
     if isinstance(exc, RedisClusterException):
         return Fault(Status.UNAVAILABLE, f"the cluster cannot be reached ({exc})")
     if isinstance(exc, ConnectionError):

@@ -24,12 +24,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
-from redis.sentinel import Sentinel
 
 from .config import RedisConfig, TlsConfig
 from .faults import refusal_of
 from .kept import Held, KeptWires
 from .raw_wire import RawWire
+from .sentinels import Sentinels
 from .wire import ClientWire, Wire
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Servers:
             return redis.Redis(host=address.host, port=address.port, **connection_options(config))
         own = {"username": config.sentinel.username, "password": _secret(config.sentinel.password)}
         options = connection_options(config)
-        sentinel: Any = Sentinel  # redis-py annotates it in part
+        sentinel: Any = Sentinels  # redis-py annotates it in part
         sentinels = sentinel(config.members, sentinel_kwargs={**options, "db": 0, **own})
         self._helpers = list(sentinels.sentinels)
         return sentinels.master_for(config.sentinel.master, **options)
