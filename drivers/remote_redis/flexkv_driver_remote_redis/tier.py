@@ -120,7 +120,9 @@ class RedisTier(Tier):
         return self._run("evict", keys, _counting(b"UNLINK", as_removal))
 
     def check_health(self) -> None:
-        self.lookup([bytes(32)])
+        (outcome,) = self.lookup([bytes(32)])
+        if outcome.status is Status.INVALID:
+            raise self._error(outcome, "lookup", 1)
         if self._survey is None:
             self._take_survey()
 
@@ -144,7 +146,7 @@ class RedisTier(Tier):
 
     def _error(self, failure: Outcome, operation: str, num_keys: int) -> TierError:
         where = f"tier {self._context.name}: {self._config.address}"
-        kind = ERRORS[failure.status]
+        kind = ERRORS.get(failure.status, TierError)
         return kind(
             f"{where}: {failure.reason}", tier=self._context.name, operation=operation, num_keys=num_keys
         )

@@ -8,9 +8,11 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+import redis
 
 from flexkv_core import Status, TierAccessError, TierTimeoutError, TierUnavailableError
 from flexkv_core.errors import TierError
+from flexkv_driver_remote_redis.faults import fault_of
 from tests.support.redis_server import RedisServer, buffer, closed_port, free_port, key, name, value
 from tests.support.waiting import DEADLINE_S, wait_until
 
@@ -234,6 +236,33 @@ def listener(answer: bytes | None):
         finally:
             stop.set()
             thread.join()
+
+
+LACKS = {
+    "a command": (("--rename-command", "STRLEN", ""), "", "unknown command"),
+    "the database": ((), "/99", "DB index is out of range"),
+}
+
+
+@pytest.mark.parametrize("what", LACKS)
+def test_a_server_that_refuses_every_question_is_not_healthy(tmp_path, open_tier, caplog, what):
+    options, path, hint = LACKS[what]
+    with RedisServer(tmp_path, *options, port=free_port()) as server:
+        tier = open_tier(server.url + path)
+        assert hint in caplog.text
+        assert "the tier starts down" in caplog.text
+        with pytest.raises(TierError, match=hint) as raised:
+            tier.check_health()
+        assert not raised.value.retryable
+        with pytest.raises(TierError, match=hint):
+            open_tier(server.url + path, required=True)
+
+
+def test_too_many_clients_are_named():
+    # As the library tells it.  Whether it can is a matter of who is faster: the server closes at once.
+    fault = fault_of(redis.ConnectionError("max number of clients reached"))
+    assert fault.status is Status.UNAVAILABLE
+    assert "the server has too many clients" in fault.reason
 
 
 def test_what_is_no_redis(open_tier):
