@@ -68,13 +68,9 @@ class KeptWires:
 
     def drop_all(self) -> None:
         """Close those that no call uses."""
-        while self._stacks:
-            try:
-                _, stack = self._stacks.popitem()
-            except KeyError:  # another thread was faster
-                return
+        for stack in list(self._stacks.values()):  # which stay: somebody may be about to add to one
             while stack:
                 try:
                     stack.pop().drop()
-                except IndexError:
+                except IndexError:  # another thread was faster
                     break
