@@ -19,8 +19,7 @@ from flexkv_core.testing.leaks import Snapshot
 from tests.support.ceph_rgw import Gateway, ceph_gateway
 from tests.support.packages import ROOT, pip
 from tests.support.s3_moto import MotoServer
-
-LEAK_DEADLINE_S = 30.0
+from tests.support.waiting import DEADLINE_S
 
 _COMMON = {
     "deadline": None,  # a loaded machine is no failure; hangs end through faulthandler_timeout
@@ -61,7 +60,7 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     before = Snapshot.take()
     yield
-    left = before.wait_until_back(LEAK_DEADLINE_S)
+    left = before.wait_until_back(DEADLINE_S)
     if left:
         pytest.fail(f"left behind by {request.node.nodeid}: {left}", pytrace=False)
 

@@ -58,7 +58,7 @@ class Snapshot:
         lines += [f"child process {pid}" for pid in sorted(now.children - self.children)]
         return lines
 
-    def wait_until_back(self, deadline_s: float = 5.0) -> list[str]:
+    def wait_until_back(self, deadline_s: float = 30.0) -> list[str]:
         """Wait until nothing is left; returns what still is at the deadline."""
         until = time.monotonic() + deadline_s
         while left := self.left_since():

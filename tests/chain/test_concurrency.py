@@ -26,6 +26,7 @@ from flexkv_core.wrappers.deadline import within
 from flexkv_core.wrappers.guard import GuardedTier
 from flexkv_core.wrappers.turns import Turns
 from tests.support.chains import World, cpu_tier
+from tests.support.waiting import DEADLINE_S, wait_until
 
 LAYOUT = small_layout()
 BLOCK = LAYOUT.block_tokens
@@ -111,13 +112,6 @@ def guarded(most: int = 1) -> tuple[GuardedTier, FaultTier]:
     return GuardedTier(tier, "t", Metrics(), Turns(most)), tier
 
 
-def wait_for(condition) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("holder", OPERATIONS)
 def test_the_deadline_ends_a_wait_for_a_turn(holder, operation):
@@ -136,7 +130,7 @@ def test_the_deadline_ends_a_wait_for_a_turn(holder, operation):
                 assert OPERATIONS[operation](guard)[0].status is Status.LIMITED
         assert len(tier.calls) == calls
         tier.release()
-        first.result(30)
+        first.result(DEADLINE_S)
     OPERATIONS[operation](guard)
     assert len(tier.calls) == calls + 1
 
@@ -150,12 +144,12 @@ def test_who_reads_goes_before_who_writes(reader, writer):
         held = threads.submit(OPERATIONS["store"], guard)
         tier.wait_hanging()
         writers = [threads.submit(OPERATIONS[writer], guard) for _ in range(2)]
-        wait_for(lambda: len(guard._turns._free._waiters) == 2)
+        wait_until(lambda: len(guard._turns._free._waiters) == 2)
         last = threads.submit(OPERATIONS[reader], guard)
-        wait_for(lambda: guard._turns._num_readers == 1)
+        wait_until(lambda: guard._turns._num_readers == 1)
         tier.release()
         for one in (held, last, *writers):
-            one.result(30)
+            one.result(DEADLINE_S)
     assert [operation for operation, _ in tier.calls] == ["store", reader, writer, writer]
 
 
@@ -177,7 +171,7 @@ def test_a_wait_for_what_does_not_come_back_says_something_of_the_tier(operation
         with within(clock(), clock):
             assert OPERATIONS[operation](guard)[0].status is Status.TIMEOUT
         tier.release()
-        first.result(30)
+        first.result(DEADLINE_S)
 
 
 @pytest.mark.parametrize("writer", ["store", "evict"])
@@ -189,12 +183,12 @@ def test_a_writer_waits_for_so_many_readers_and_no_more(writer):
         calls = [threads.submit(OPERATIONS["load"], guard)]
         tier.wait_hanging()
         calls += [threads.submit(OPERATIONS[writer], guard) for _ in range(2)]
-        wait_for(lambda: guard._turns._num_writers == 2)
+        wait_until(lambda: guard._turns._num_writers == 2)
         calls += [threads.submit(OPERATIONS["load"], guard) for _ in range(most + 1)]
-        wait_for(lambda: guard._turns._num_readers == most + 1)
+        wait_until(lambda: guard._turns._num_readers == most + 1)
         tier.release()
         for call in calls:
-            call.result(30)
+            call.result(DEADLINE_S)
     assert [operation for operation, _ in tier.calls] == [
         *["load"] * (most + 1),
         writer,

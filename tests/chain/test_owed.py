@@ -9,6 +9,7 @@ from flexkv_core.errors import TierUnavailableError
 from flexkv_core.testing import Fault, FaultKind, FaultTier, MemoryTier, context_for, small_layout
 from flexkv_core.tier import Status, TierCapabilities
 from tests.support.chains import World, cpu_tier
+from tests.support.waiting import DEADLINE_S
 
 LAYOUT = small_layout()
 BLOCK = LAYOUT.block_tokens
@@ -138,7 +139,7 @@ def test_slots_that_are_written_back_need_no_further_block_to_leave(worlds):
     assert min(counts) >= 12, counts
     below.wait_hanging()
     below.release()
-    assert world.chain.drain(60)
+    assert world.chain.drain(DEADLINE_S)
 
 
 @pytest.mark.parametrize("breaker_failures", [0, 2])
@@ -166,7 +167,7 @@ def test_a_hung_write_back_starves_nobody(worlds, breaker_failures):
         assert world.hit(prompt(seed, 2)) == 2 * BLOCK
     below.always("store", None)
     below.release()
-    assert world.chain.drain(60)
+    assert world.chain.drain(DEADLINE_S)
 
 
 def test_while_nothing_is_written_back_room_is_made_at_once(worlds):
@@ -189,7 +190,7 @@ def test_while_nothing_is_written_back_room_is_made_at_once(worlds):
         assert job.plan.num_blocks == 4
     assert world.chain._parts.capacity.num_leaving == leaving
     below.release()
-    assert world.chain.drain(60)
+    assert world.chain.drain(DEADLINE_S)
 
 
 def test_a_tier_that_is_written_back_to_comes_up_again_by_itself(worlds):

@@ -9,6 +9,7 @@ import pytest
 from flexkv_core.testing import Fault, FaultKind, FaultTier, MemoryTier, context_for, small_layout
 from flexkv_core.tier import Status, TierCapabilities, failed
 from tests.support.chains import World, cpu_tier
+from tests.support.waiting import DEADLINE_S
 
 LAYOUT = small_layout()
 BLOCK = LAYOUT.block_tokens
@@ -490,7 +491,7 @@ class Refusing(MemoryTier):
     def store(self, keys, values):
         if self.refused.isdisjoint(keys):
             return super().store(keys, values)
-        assert self.told.wait(60.0)
+        assert self.told.wait(DEADLINE_S)
         return [failed(Status.NO_SPACE, "made by the test")] * len(keys)
 
 

@@ -7,6 +7,7 @@ import pytest
 from flexkv_core import __version__, cli
 from flexkv_core.cli import main, verbs
 from flexkv_core.errors import EngineError
+from tests.support.waiting import CHILD_S
 
 HEAVY = ("torch", "redis", "boto3", "sglang", "numpy", "yaml")
 
@@ -16,7 +17,7 @@ def run(*words, **options):
         [sys.executable, "-W", "error", "-m", "flexkv_core", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=CHILD_S,
         check=False,
         **options,
     )
@@ -76,7 +77,7 @@ def test_help_of_a_verb_imports_nothing_heavy(verb):
         "drivers = [name for name in sys.modules if name.startswith('flexkv_driver')]\n"
         "assert not heavy + drivers, heavy + drivers"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=CHILD_S, stdout=subprocess.DEVNULL)
 
 
 def test_the_module_is_the_command():
@@ -110,7 +111,7 @@ def test_a_reader_that_goes_away_is_no_traceback():
             stdout=out,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=CHILD_S,
             check=False,
         )
     assert done.returncode == 1
@@ -125,7 +126,7 @@ def test_output_that_cannot_be_written_is_a_message(words):
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=CHILD_S,
             check=False,
         )
     assert done.returncode == 1
@@ -144,7 +145,7 @@ def test_without_standard_input_or_output(words, closed):
             stdout=nowhere,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=120,
+            timeout=CHILD_S,
             check=False,
             preexec_fn=lambda: os.close(closed),
         )

@@ -7,6 +7,7 @@ import pytest
 
 from flexkv_core.cli import main
 from tests.support.distributions import add_distribution
+from tests.support.waiting import CHILD_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +18,7 @@ def run(*words, cwd, path):
         [sys.executable, *words],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=CHILD_S,
         cwd=cwd,
         env=environ,
         check=False,

@@ -18,6 +18,7 @@ from flexkv_core.cli import main
 from flexkv_core.cli._receipt_lines import Promise, read_log
 from flexkv_core.cli.receipts import report
 from flexkv_sglang.connector import TransferLog
+from tests.support.waiting import CHILD_S
 
 SEED = 20_261
 STAMP = "[2026-11-29 17:17:03] "
@@ -200,7 +201,7 @@ def test_standard_input_is_a_log() -> None:
         [sys.executable, "-m", "flexkv_core", "receipts", "-"],
         input=b"\xff\n" + LOG.encode(),
         capture_output=True,
-        timeout=60,
+        timeout=CHILD_S,
         check=False,
         env=dict(os.environ),
     )

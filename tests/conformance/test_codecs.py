@@ -16,6 +16,7 @@ from flexkv_driver_remote_redis.tier import RedisTier
 from flexkv_driver_ssd.config import SsdConfig
 from flexkv_driver_ssd.tier import SsdTier
 from tests.support.media import InMemory, InRedis, OnDisk
+from tests.support.waiting import DEADLINE_S
 
 pytest.importorskip("zstandard", reason="the extra zstd is not installed")
 pytest.importorskip("cryptography", reason="the extra crypto is not installed")
@@ -81,4 +82,5 @@ class TestSsdBoth(CodecKit, OnDisk):
 
 class TestRedisBoth(CodecKit, InRedis):
     def open_inner(self, context, medium):
-        return RedisTier(RedisConfig(url=medium, max_value=context.value_bytes), context)
+        patience = {"timeout_s": DEADLINE_S, "connect_timeout_s": DEADLINE_S}
+        return RedisTier(RedisConfig(url=medium, max_value=context.value_bytes, **patience), context)

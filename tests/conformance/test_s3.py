@@ -14,17 +14,25 @@ from flexkv_driver_s3.tier import S3Tier
 from tests.support.child import stopped
 from tests.support.s3_client import Bucket, make_client
 from tests.support.s3_stub import BUCKET, StubProcess
+from tests.support.waiting import DEADLINE_S
 
 _numbers = itertools.count()
 
 
 class S3Kit(TierTests):
-    """A medium says ``endpoint``, ``name`` of the bucket, ``prefix``, ``keys`` and, to stop it, ``pid``."""
+    """A medium says ``endpoint``, ``name`` of the bucket, ``prefix``, ``keys`` and, to stop it, ``pid``.
+
+    Nobody is hasty but the test in which the server is stopped: ``patience_s``.
+    """
 
     kills = 2
 
+    @pytest.fixture
+    def patience_s(self, request):
+        return 2 if "unreachable" in request.node.name else DEADLINE_S
+
     def open_tier(self, context, medium):
-        options = bucket_of(medium).config(read_timeout_s=2, prefix=medium["prefix"])
+        options = bucket_of(medium).config(read_timeout_s=medium["patience_s"], prefix=medium["prefix"])
         return S3Tier(options, context)
 
     def read_medium(self, medium, key):
@@ -65,26 +73,26 @@ def on_ceph(ceph):
 
 class TestS3(S3Kit):
     @pytest.fixture
-    def medium(self, stub):
+    def medium(self, stub, patience_s):
         medium = {"endpoint": stub.endpoint, "name": BUCKET, "prefix": f"kit/{next(_numbers)}"}
-        return medium | {"keys": ["test", "test"], "pid": stub.process.pid}
+        return medium | {"keys": ["test", "test"], "pid": stub.process.pid, "patience_s": patience_s}
 
 
 @pytest.mark.slow
 class TestS3OnMoto(S3Kit):
     @pytest.fixture
-    def medium(self, on_moto):
+    def medium(self, on_moto, patience_s):
         name = uuid.uuid4().hex
         medium = {"endpoint": on_moto.endpoint, "name": name, "prefix": "", "keys": ["test", "test"]}
         bucket_of(medium).create()
-        return medium | {"pid": on_moto.process.pid}
+        return medium | {"pid": on_moto.process.pid, "patience_s": patience_s}
 
 
 @pytest.mark.slow
 class TestS3OnCeph(S3Kit):
     @pytest.fixture
-    def medium(self, on_ceph):
-        return on_ceph | {"prefix": f"kit/{next(_numbers)}"}
+    def medium(self, on_ceph, patience_s):
+        return on_ceph | {"prefix": f"kit/{next(_numbers)}", "patience_s": patience_s}
 
 
 def connect(endpoint, name, keys):

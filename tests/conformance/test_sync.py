@@ -6,6 +6,7 @@ import threading
 
 from flexkv_core import LocalSync, Sync
 from flexkv_core.testing import SyncTests
+from tests.support.waiting import DEADLINE_S
 
 
 class TestLocalSync(SyncTests):
@@ -31,9 +32,9 @@ class ThreadSync(Sync):
 
     def _gather(self, values):
         self._board[self._rank] = list(values)
-        self._barrier.wait(60)
+        self._barrier.wait(DEADLINE_S)
         rows = list(zip(*self._board, strict=True))
-        self._barrier.wait(60)
+        self._barrier.wait(DEADLINE_S)
         return rows
 
     def agree_min(self, values):

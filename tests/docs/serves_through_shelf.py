@@ -10,7 +10,7 @@ from flexkv_core.manager import KVManager, KVResponseStatus
 from flexkv_core.testing import FakeDevice, FakeTransfer, small_layout
 
 TOKENS = list(range(64))
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 def open_manager(device: FakeDevice) -> KVManager:

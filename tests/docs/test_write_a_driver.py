@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, Block, blocks
+from tests.support.waiting import CHILD_S
 
 PAGE = DOCS / "write-a-driver.md"
 MOST_LINES = 120
@@ -58,7 +59,13 @@ class Reader:
             "PYTHONDONTWRITEBYTECODE": "1",
         }
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=400, cwd=self.folder, env=environ, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=CHILD_S,
+            cwd=self.folder,
+            env=environ,
+            check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}{done.stderr[-4000:]}"
         return done.stdout

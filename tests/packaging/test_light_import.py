@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.support.waiting import CHILD_S
+
 HEAVY = (
     *("torch", "numpy", "redis", "boto3", "botocore", "sglang", "yaml", "pytest", "hypothesis"),
     *("flexkv_driver_cpu", "flexkv_driver_ssd", "flexkv_driver_remote_redis", "flexkv_driver_s3"),
@@ -19,7 +21,11 @@ def loaded_after(statements: str) -> set[str]:
     """Which of HEAVY are loaded when a fresh process has run ``statements``."""
     code = f"import sys, json\n{statements}\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=CHILD_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))

@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,10 +40,8 @@ def stopped(pid: int) -> Iterator[None]:
     """A process that listens, but answers nobody: a black hole.  It may be killed meanwhile."""
     os.kill(pid, signal.SIGSTOP)
     try:
-        give_up = time.monotonic() + 60
-        while not _all_stand(pid):  # a thread on another processor may answer once more
-            assert time.monotonic() < give_up, f"process {pid} was stopped and runs"
-            time.sleep(0.001)
+        # A thread on another processor may answer once more.
+        wait_until(lambda: _all_stand(pid), f"process {pid} stands, which was stopped")
         yield
     finally:
         with suppress(ProcessLookupError):

@@ -7,6 +7,7 @@ import time
 
 from flexkv_core.chain import TierChain
 from flexkv_core.testing import FaultTier
+from tests.support.waiting import DEADLINE_S
 
 
 class GatedTier(FaultTier):
@@ -23,7 +24,7 @@ class GatedTier(FaultTier):
         self.hung.discard(name)
 
 
-def wait_until_still(chain: TierChain, deadline_s: float = 60.0) -> None:
+def wait_until_still(chain: TierChain, deadline_s: float = DEADLINE_S) -> None:
     """Take messages in until every lane is idle or hangs; lanes must have one thread each."""
     end = time.monotonic() + deadline_s
     while any(_moves(link) for link in chain.links) or not chain._completions.is_empty():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import CHILD_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -26,7 +28,7 @@ def python(*arguments: str, cwd: Path | None = None, path: str | None = None) ->
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=CHILD_S,
         cwd=cwd,
         env=environment,
         check=False,

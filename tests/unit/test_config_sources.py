@@ -10,6 +10,7 @@ import pytest
 
 from flexkv_core.config import Rank, load_config
 from tests.support.configs import CHAIN, findings, write
+from tests.support.waiting import CHILD_S
 
 FLAT = {"cpu_cache_gb": 2.5, "ssd_cache_gb": 8, "ssd_cache_dir": "/a;/b", "use_hugepage_cpu_buffer": False}
 
@@ -199,7 +200,7 @@ def test_the_process_environment_is_read_when_asked(monkeypatch):
 def test_nothing_is_read_at_import():
     code = "import flexkv_core, flexkv_core.config, flexkv_core.cli"
     environ = {**os.environ, "FLEXKV_CPU_CACHE_GB": "junk", "FLEXKV_NONSENSE": "1"}
-    subprocess.run([sys.executable, "-W", "error", "-c", code], env=environ, check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], env=environ, check=True, timeout=CHILD_S)
 
 
 def test_a_callers_list_of_tiers_is_left_alone():

@@ -13,7 +13,7 @@ import redis
 from flexkv_core import Status, TierTimeoutError, TierUnavailableError
 from flexkv_core.testing.kit import Crew
 from tests.support.redis_server import RedisServer, buffer, free_port, key, name, value
-from tests.support.waiting import DEADLINE_S, wait_until
+from tests.support.waiting import CHILD_S, DEADLINE_S, wait_until
 
 NUM_KEYS = 60
 KEYS = [key(i) for i in range(NUM_KEYS)]
@@ -25,7 +25,7 @@ class Cluster:
         self.url = nodes[0].url
         addresses = [f"127.0.0.1:{node.port}" for node in nodes]
         command = ["redis-cli", "--cluster", "create", *addresses, "--cluster-yes"]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        subprocess.run(command, check=True, capture_output=True, timeout=CHILD_S)
         for node in nodes:
             wait_until(lambda node=node: self.state(node) == "ok", "the cluster is formed")
 

@@ -10,6 +10,7 @@ import pytest
 
 from flexkv_core import Status, TierAccessError, TierTimeoutError, TierUnavailableError
 from tests.support.redis_server import RedisServer, buffer, free_port, key, value
+from tests.support.waiting import CHILD_S
 
 SUBJECT_NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"
 
@@ -35,7 +36,7 @@ def pki(tmp_path_factory):
 def _openssl(folder, verb, *options):
     key_options = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes") if verb == "req" else ()
     command = ["openssl", verb, *key_options, *options]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=CHILD_S)
 
 
 @pytest.fixture(scope="module")

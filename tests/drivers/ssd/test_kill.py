@@ -14,6 +14,7 @@ from flexkv_core import TierClosedError
 from flexkv_core.testing import Value, context_for, make_values, small_layout
 from flexkv_driver_ssd.tier import SsdTier
 from tests.support.ssd_disk import disk_bytes, listed, load, served, tier_at
+from tests.support.waiting import DEADLINE_S
 
 SEED = 11
 LAYOUT = small_layout(num_layers=8, row_bytes=(2048, 2048), block_tokens=16)
@@ -56,7 +57,7 @@ def _run_and_kill(root: Path, seed: int, num_lines: int) -> tuple[dict[int, int]
         told = [next(lines).split() for _ in range(num_lines)]
         child.kill()
         told += [line.split() for line in lines if line.endswith("\n")]
-    assert child.wait(60) == -signal.SIGKILL
+    assert child.wait(DEADLINE_S) == -signal.SIGKILL
     sure: dict[int, int] = {}
     for word, number, *edition in told:
         if word == "stored":
@@ -133,11 +134,11 @@ def test_a_child_that_lives_on_holds_nothing(tmp_path: Path) -> None:
             "two processes with one tier overwrite each other's slots"
         )
         process.kill()
-        process.wait(60)
+        process.wait(DEADLINE_S)
         with _open(tmp_path) as tier:
             assert served(tier, _values(0)[0])
     finally:
         process.kill()
-        process.wait(60)
+        process.wait(DEADLINE_S)
         process.stdin.close()  # ends the child
         process.stdout.close()

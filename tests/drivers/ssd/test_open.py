@@ -18,6 +18,7 @@ from flexkv_core.drivers import find_driver
 from flexkv_core.testing import make_values
 from flexkv_driver_ssd.config import SsdConfig
 from tests.support.ssd_disk import LAYOUT, SLOT, load, served, store, tier_at
+from tests.support.waiting import CHILD_S
 
 from .conftest import Mount
 
@@ -66,7 +67,7 @@ def _try_to_open(root: str) -> str:
 def test_sixteen_processes_make_one_new_path(tmp_path: Path) -> None:
     root = tmp_path / "a new" / "path"
     code = f"from tests.drivers.ssd.test_open import race; race({str(root)!r}, 16)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=CHILD_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["in use"] * 15 + ["ok"]
     tier_at(root).close()

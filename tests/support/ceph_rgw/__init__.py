@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flexkv_core.cli._process import free_port
+from tests.support.waiting import CHILD_S
 
 SCRIPT = Path(__file__).with_name("ceph-rgw")
 _NEEDS = ("ceph", "ceph-mon", "ceph-osd", "ceph-mgr", "radosgw", "radosgw-admin", "curl")
@@ -48,7 +49,7 @@ def ceph_gateway() -> Iterator[Gateway]:
                 ["bash", str(SCRIPT), "start", place, str(free_port(1, 2))],
                 capture_output=True,
                 text=True,
-                timeout=400,
+                timeout=CHILD_S,
                 check=False,
             )
             if done.returncode != 0:
@@ -56,4 +57,4 @@ def ceph_gateway() -> Iterator[Gateway]:
             facts = dict(re.findall(r"(\w+)=(\S+)", done.stdout))
             yield Gateway(facts["S3_ENDPOINT"], facts["AWS_ACCESS_KEY_ID"], facts["AWS_SECRET_ACCESS_KEY"])
         finally:
-            subprocess.run(["bash", str(SCRIPT), "stop", place], timeout=120, check=False)
+            subprocess.run(["bash", str(SCRIPT), "stop", place], timeout=CHILD_S, check=False)
