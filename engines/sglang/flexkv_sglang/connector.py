@@ -35,8 +35,8 @@ class _Seen:
     """What is known of one request while it waits.
 
     Attributes:
-        num_tokens: Length of the prompt that ``sequence`` was made of.
-        sequence: The prompt under its scope; its keys are kept.
+        num_tokens: Length of ``sequence``.
+        sequence: The longest beginning that was asked about, under its scope; its keys are kept.
         has_asked: Whether shared tiers were asked what they have of it.
         asked_for_more: Whether lower and shared tiers were asked to bring it nearer.
         found: What it was last promised.
@@ -118,16 +118,16 @@ class FlexKVConnector:
         """
         if not self.manager.may_share(scope):
             return 0
-        seen = self._sequence_of(handle, tokens, num_tokens, scope)
+        seen = self._sequence_of(handle, tokens, num_tokens, scope, or_longer=True)
         if seen.is_spent:
             return 0
-        found = self.manager.lookup(seen.sequence, start=have, scope=scope)
+        found = self.manager.lookup(seen.sequence, start=have, max_tokens=num_tokens, scope=scope)
         if found.wants_probe and not seen.has_asked and not self.manager.chain.num_probes:
             seen.has_asked = True  # once a request: what it learns is known for a while
             with self._lookup_wait.spending() as left:
                 is_answered = self.manager.ask_shared(seen.sequence, found, left, scope=scope)
             if is_answered:
-                found = self.manager.lookup(seen.sequence, start=have, scope=scope)
+                found = self.manager.lookup(seen.sequence, start=have, max_tokens=num_tokens, scope=scope)
         seen.found = found
         if found.match is None and found.why == "recompute" and not seen.is_told:
             seen.is_told = True
@@ -155,18 +155,25 @@ class FlexKVConnector:
         return time.monotonic() - seen.asked >= self._engine.load_deadline_s
 
     def _sequence_of(
-        self, handle: Hashable, tokens: Callable[[], Sequence[int]], num_tokens: int, scope: Scope
+        self,
+        handle: Hashable,
+        tokens: Callable[[], Sequence[int]],
+        num_tokens: int,
+        scope: Scope,
+        *,
+        or_longer: bool = False,
     ) -> _Seen:
+        """What is known of a request, over its first ``num_tokens`` tokens, or more if they are known.
+
+        SGLang ranks its queue by whole prompts, and admits by prompts that are a token shorter.
+        """
         seen = self._seen.pop(handle, None)
-        if seen is not None and seen.num_tokens == num_tokens:
-            self._seen[handle] = seen
-            return seen
-        sequence = self.manager.sequence(tokens(), scope)
-        if seen is not None:  # a chunk more, or the answer behind the prompt: the keys so far stay
-            sequence.adopt_keys(seen.sequence)
-        before, seen = seen, _Seen(num_tokens, sequence)
-        if before is not None:
-            seen.prefetch, seen.asked, seen.is_spent = before.prefetch, before.asked, before.is_spent
+        if seen is None:
+            seen = _Seen(num_tokens, self.manager.sequence(tokens(), scope))
+        elif seen.num_tokens < num_tokens or (seen.num_tokens > num_tokens and not or_longer):
+            sequence = self.manager.sequence(tokens(), scope)
+            sequence.adopt_keys(seen.sequence)  # a chunk more, or the answer behind the prompt
+            seen.num_tokens, seen.sequence = num_tokens, sequence
         self._seen[handle] = seen
         if len(self._seen) > _MOST_SEEN:  # before 0.5.20 nobody tells of requests that left the queue
             del self._seen[next(iter(self._seen))]
