@@ -194,6 +194,8 @@ class FlexKVRadixCache(SeamRadixCache):
 
     @guarded(None)
     def on_pass_reads(self, batch: Any) -> None:
+        for req in batch.reqs if self._loads.open else ():
+            self._loads.give_up(compat.request_handle(req))  # somebody else has brought its tokens meanwhile
         if self._layerwise is not None and not self._layerwise.is_idle:
             self._layerwise.begin_pass(batch)
 
