@@ -93,9 +93,15 @@ def hook(target: str, function: Callable[..., Any], kind: str) -> None:
         function: For ``before`` called with the arguments; for ``after`` with result and arguments; for
             ``around`` with the original and the arguments; for ``replace`` instead of it.
         kind: ``before``, ``after``, ``around`` or ``replace``.
+
+    Source: sglang 0.5.16 to 0.5.23, plugins/hook_registry.py: ``apply_hooks`` passes over a target that has
+    been patched once, whoever has asked for it.
     """
     hooks = import_module("sglang.srt.plugins.hook_registry")
-    hooks.HookRegistry.register(target, function, hooks.HookType(kind))
+    registry = hooks.HookRegistry
+    registry.register(target, function, hooks.HookType(kind))
+    if target in registry._patched:  # another plug-in's hook is in place: SGLang would leave ours out
+        registry._apply_target(target, registry._hooks[target][-1:])
 
 
 def apply_hooks() -> None:
@@ -203,6 +209,11 @@ def request_row(req: Any) -> int:
 def protected_len(req: Any) -> int:
     """How many leading tokens of the row belong to the tree."""
     return int(req.kv.cache_protected_len if seam().kv_record else req.cache_protected_len)
+
+
+def priority(req: Any) -> int:
+    """What SGLang gives a request's nodes in the tree, for its eviction by priority."""
+    return int(req.priority or 0)
 
 
 def prompt_key(req: Any, num_tokens: int) -> Any:
@@ -322,10 +333,13 @@ def insert_loaded(
     have: int,
     slots: torch.Tensor,
     free: Callable[[torch.Tensor], None] | None = None,
+    *,
+    priority: int,
 ) -> tuple[Any, torch.Tensor] | None:
     """Put loaded slots into the tree by its own insert path; they belong to the tree afterwards (HS-44).
 
     Tokens that another request has brought in the meantime are not doubled: their loaded slots are freed.
+    Nodes are as after a computed prompt: the request that they are for counts its use of them itself.
 
     Args:
         tree: The radix cache.
@@ -333,6 +347,7 @@ def insert_loaded(
         have: Tokens before the first loaded one; a multiple of the page.
         slots: 1-D int64 on the device; whole pages.
         free: Takes back slots that the tree does not need; default: the allocator, at once.
+        priority: The request's (see ``priority``).
 
     Returns:
         The node that ends at ``have + len(slots)`` and the slots from ``have`` on *as the tree has them*;
@@ -350,9 +365,20 @@ def insert_loaded(
     free(slots[: there - have])
     if there < end:
         value = torch.cat([path_slots(tree, node), slots[there - have :]])
-        params = types().InsertParams(key=key, value=value, priority=max(node.priority, 0))
+        params = types().InsertParams(key=key, value=value, priority=priority, **_uncounted(end))
         node = tree.insert(params).last_device_node
     return node, path_slots(tree, node)[have:end]
+
+
+def _uncounted(num_tokens: int) -> dict[str, Any]:
+    """Have an insert of so many tokens count no use of nodes.
+
+    Source: sglang 0.5.16 to 0.5.23, mem_cache/radix_cache.py, _insert_helper: each version has one of these.
+    """
+    known = types().InsertParams.__dataclass_fields__
+    if "inserted_len" in known:
+        return {"inserted_len": num_tokens}
+    return {"chunked": True} if "chunked" in known else {}
 
 
 def prefill_tokens(batch: Any) -> int:

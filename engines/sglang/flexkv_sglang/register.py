@@ -62,7 +62,7 @@ def register() -> None:
 
 def _hook_once() -> None:
     arguments = compat.arguments_entry()
-    if not compat.is_hooked(arguments) and not compat.has_hook(arguments, resolve_switches):
+    if not compat.has_hook(arguments, resolve_switches):
         compat.hook(arguments, resolve_switches, "before")
     if find_spec(_BUILT_IN.rpartition(".")[0]) and not compat.has_hook(_BUILT_IN, build_cache):
         compat.hook(_BUILT_IN, build_cache, "replace")

@@ -64,6 +64,7 @@ class Load:
         count: Tokens that it brings.
         key: SGLang's key of the whole prompt, copied.
         node: Where it hangs below; locked.
+        priority: Its request's, for SGLang's eviction by priority.
         slots: Device slots, once they are taken.
         asked: When SGLang last asked for it.
         asked_tick: The same, in ticks.
@@ -74,6 +75,7 @@ class Load:
     count: int
     key: Any
     node: Any
+    priority: int
     slots: torch.Tensor | None = None
     asked: float = 0.0
     asked_tick: int = 0
@@ -196,7 +198,9 @@ class RequestLoads:
             return None
         self._tree.inc_lock_ref(promise.node)
         key = compat.prompt_key(promise.req, promise.have + promise.count)
-        load = self.open[promise.handle] = Load(task, promise.have, promise.count, key, promise.node)
+        priority = compat.priority(promise.req)
+        load = Load(task, promise.have, promise.count, key, promise.node, priority)
+        self.open[promise.handle] = load
         return load
 
     def _patience(self, load: Load, req: Any, *, may_wait: bool) -> float | None:
@@ -276,7 +280,7 @@ class RequestLoads:
             # The device runs it before whatever the engine queues next.
             self._ordered.add(load.task, ticket)
         if answer.status in (KVResponseStatus.SUCCESS, KVResponseStatus.UNREADY) and slots is not None:
-            placed = compat.insert_loaded(self._tree, load.key, load.have, slots)
+            placed = compat.insert_loaded(self._tree, load.key, load.have, slots, priority=load.priority)
         elif slots is not None:
             compat.free_slots(self._tree, slots)
         self._tree.dec_lock_ref(load.node)
@@ -294,7 +298,9 @@ class RequestLoads:
             self._quarantine.add(load.task, unused)
 
         awaited = layerwise.open(load.task, ticket)  # before anybody can find the slots
-        placed = compat.insert_loaded(self._tree, load.key, load.have, slots, set_aside)
+        placed = compat.insert_loaded(
+            self._tree, load.key, load.have, slots, set_aside, priority=load.priority
+        )
         del self.open[handle]
         self._tree.dec_lock_ref(load.node)
         if placed is not None:

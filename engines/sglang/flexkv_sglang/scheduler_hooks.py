@@ -76,6 +76,7 @@ def _set_hooks(*, is_ticked: bool, times_prefill: bool) -> None:
     for name in WEIGHT_CALLS:
         if hasattr(manager, name):
             _hook(f"{_WEIGHTS}.{name}", _around_weights(name), "around")
+    _hook(f"{_WEIGHTS}.check_weights", _around_check, "around")
     _hook(f"{_WEIGHTS}.release_memory_occupation", _before_sleep, "before")
     for name in ADAPTER_CALLS:
         _hook(f"{_SCHEDULER}.{name}", _after_adapter, "after")
@@ -140,6 +141,15 @@ def _around_weights(name: str) -> Callable[..., Any]:
         return answer
 
     return around
+
+
+def _around_check(
+    original: Callable[..., Any], manager: Any, recv_req: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """SGLang's test of an update begins with random weights."""
+    if recv_req.action != "reset_tensors":
+        return original(manager, recv_req, *args, **kwargs)
+    return _around_weights("check_weights")(original, manager, recv_req, *args, **kwargs)
 
 
 def _flush_if_idle(scheduler: Any) -> bool:

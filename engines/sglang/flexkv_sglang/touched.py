@@ -82,7 +82,9 @@ def _if(when: Callable[[Seam], bool], *some: Iterator[Touched]) -> Iterator[Touc
 _WEIGHT_CALLS = "update_weights_from_disk update_weights_from_distributed update_weights_from_tensor "
 _WEIGHT_CALLS += "update_weights_from_ipc release_memory_occupation"
 _REQUEST = "rid extra_key lora_id origin_input_ids output_ids full_untruncated_fill_ids last_node "
-_REQUEST += "host_hit_length storage_hit_length finished skip_radix_cache_insert to_finish sampling_params"
+_REQUEST += (
+    "priority host_hit_length storage_hit_length finished skip_radix_cache_insert to_finish sampling_params"
+)
 _ADDER = "tree_cache running_batch max_running_requests can_run_list preempt_list rem_total_tokens"
 _TREE = "root_node device page_size disable is_eagle req_to_token_pool token_to_kv_pool_allocator"
 _CONTEXT = "server_args params is_hybrid_swa is_hybrid_ssm is_dsa tp_worker model_config tp_size tp_rank "
@@ -123,6 +125,8 @@ TOUCHED: tuple[Touched, ...] = (
     *_calls(BASE, "BasePrefixCache", init_load_back=("params",), check_hicache_events=()),
     *_names(BASE, "MatchPrefixParams", "key req"),
     *_names(BASE, "InsertParams", "key value priority"),
+    Touched(BASE, "InsertParams", "inserted_len", without="chunked says the same"),
+    Touched(BASE, "InsertParams", "chunked", without="inserted_len says the same"),
     *_names(BASE, "InsertResult", "last_device_node"),
     *_names(BASE, "InitLoadBackParams", "best_match_node host_hit_length req"),
     *_names(BASE, "EvictParams", "num_tokens"),
@@ -196,6 +200,7 @@ TOUCHED: tuple[Touched, ...] = (
     *_names(REGISTRY, "TreeCacheBuildContext", _CONTEXT),
     *_names("mem_cache/cache_init_params.py", "CacheInitParams", "token_to_kv_pool_allocator is_eagle"),
     *_calls(HOOKS, "HookRegistry", register=("target", "hook", "hook_type"), apply_hooks=()),
+    *_calls(HOOKS, "HookRegistry", _apply_target=("target", "hooks")),
     *_names(HOOKS, "HookRegistry", "_hooks _patched"),
     *_names(HOOKS, "HookType", "BEFORE AFTER AROUND REPLACE"),
     # ---- the scheduler
@@ -223,12 +228,15 @@ TOUCHED: tuple[Touched, ...] = (
     # ---- weights and adapters
     *_calls(WEIGHTS, "SchedulerWeightUpdaterManager", **dict.fromkeys(_WEIGHT_CALLS.split(), ("recv_req",))),
     *_names(WEIGHTS, "SchedulerWeightUpdaterManager", "scheduler"),
+    *_calls(WEIGHTS, "SchedulerWeightUpdaterManager", check_weights=("recv_req",)),
     *(
         Touched(WEIGHTS, "SchedulerWeightUpdaterManager", name, without="before 0.5.21 there are no sessions")
         for name in ("begin_weight_update", "end_weight_update")
     ),
     *_names(IO, "ReleaseMemoryOccupationReqInput", "tags"),
     *_names(IO, "UpdateWeightFromDiskReqOutput", "success"),
+    *_names(IO, "CheckWeightsReqInput", "action"),
+    *_names(IO, "CheckWeightsReqOutput", "success"),
     *_names(IO, "LoadLoRAAdapterReqInput", "lora_id"),
     *_names(IO, "LoadLoRAAdapterFromTensorsReqInput", "lora_id"),
     *_names("managers/tp_worker.py", "TpModelWorker", "model_runner"),

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from seam_scenario import World
 
-from flexkv_sglang import scheduler_hooks
+from flexkv_sglang import compat, scheduler_hooks
 from flexkv_sglang.handover import Verdict
 
 
@@ -36,6 +36,11 @@ def main():
     cache.answer = True
     cache.times_prefill = True
     cache.on_pass_begins = lambda num_tokens: events.append(f"pass of {num_tokens}")
+    foreign = []
+    compat.hook(
+        f"{scheduler_hooks._SCHEDULER}.flush_cache", lambda *_, **__: foreign.append("flush"), "before"
+    )
+    compat.apply_hooks()  # another plug-in's, in place long before ours
     scheduler_hooks.install(cache, is_ticked=False)
     scheduler_hooks.install(cache, is_ticked=False)  # a second cache in one process: no second set of hooks
     out["targets"] = scheduler_hooks._watched.targets
@@ -59,6 +64,7 @@ def main():
     cache.answer = True
     events.clear()
     out["flush"] = [call(Scheduler.flush_cache, scheduler), events[:]]
+    out["another plug-in's hook"] = foreign
     events.clear()
 
     settled = []
@@ -71,6 +77,11 @@ def main():
     out["weights"] = events[:]
     out["told to end"] = settled
     out["weights settled"] = not scheduler_hooks._watched.weights_are_changing
+    events.clear()
+    for action in ("checksum", "reset_tensors"):
+        request = SimpleNamespace(action=action)
+        call(SchedulerWeightUpdaterManager.check_weights, manager, request)
+    out["checks"] = events[:]
     events.clear()
     for tags in (None, ["kv_cache"], ["weights"], ["cuda_graph"]):
         call(SchedulerWeightUpdaterManager.release_memory_occupation, manager, SimpleNamespace(tags=tags))

@@ -54,7 +54,7 @@ class Recorder(SeamRadixCache):
         if self.verdict is not None:
             return self.verdict
         slots = compat.alloc_slots(self, count)
-        node, slots = compat.insert_loaded(self, self.prompt.key, have, slots)
+        node, slots = compat.insert_loaded(self, self.prompt.key, have, slots, priority=0)
         compat.report_storage_tokens(req, 3)
         return Loaded(node, slots)
 
@@ -249,7 +249,7 @@ def main(page):
     before = world.allocator.available_size()
     slots = compat.alloc_slots(cache, n)
     key = RadixKey(array("q", [*range(2000, 2000 + n)]))
-    node, tree_slots = compat.insert_loaded(cache, key, 0, slots)
+    node, tree_slots = compat.insert_loaded(cache, key, 0, slots, priority=0)
     out["insert doubles"] = [
         world.allocator.available_size() == before,
         torch.equal(tree_slots, compat.path_slots(cache, node)),
@@ -257,7 +257,7 @@ def main(page):
     # A load below a path that was evicted meanwhile: nothing is inserted, nothing leaks.
     slots = compat.alloc_slots(cache, page)
     gone = RadixKey(array("q", range(5000, 5000 + 2 * page)))
-    out["insert hole"] = compat.insert_loaded(cache, gone, page, slots) is None
+    out["insert hole"] = compat.insert_loaded(cache, gone, page, slots, priority=0) is None
     out["books"].append(world.books())
 
     # Retraction, abort, probes, and the rest.

@@ -359,6 +359,8 @@ def test_hooks_on_the_real_scheduler(version: str) -> None:
     )
     assert out["flush refused"] == [False, ["idle?", "may flush"]]
     assert out["flush"][1][:3] == ["idle?", "may flush", "idle?"]
+    assert out["another plug-in's hook"] == ["flush", "flush"], "only the refused flush does not come so far"
+    assert out["checks"] == ["check_weights"], "a checksum changes nothing"
     assert out["weights"][:4] == [f"update_weights_from_{name}" for name in calls]
     assert out["weights settled"]
     names = [name for name, _ in out["told to end"]]
