@@ -31,6 +31,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 WHEN = {
     "radix_cache_backend": "any other than `flexkv`",
     "disaggregation_mode": "any but `null`",
+    "kv_canary": "any but `none`",
     "radix_eviction_policy": "`tlru`",
 }
 """Option of SGLang -> values that are refused, where a rule is neither a switch nor a count."""
