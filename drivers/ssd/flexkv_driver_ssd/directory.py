@@ -17,6 +17,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from .config import SsdConfig
 from .folder import Folder, LeftOver, open_error, remove_left_over
 from .slab import (
     PAGE,
+    RECORD_BYTES,
     BadSlabError,
     Geometry,
     Record,
@@ -75,25 +77,27 @@ class Directory:
         self._growing = threading.Lock()
         self._slab_slots = _slab_slots(config, num_slots, geometry.slot_bytes)
         self._folder = Folder(path, geometry, tier)
-        try:
-            self.is_direct = config.direct_io != "off" and _takes_direct_io(self._folder.path)
-            if config.direct_io == "on" and not self.is_direct:
-                raise TierAccessError(
-                    f"{path}: its file system refuses direct I/O: set direct_io: auto",
-                    tier=tier,
-                    operation="open",
-                )
-            if not self._is_persistent:
-                self._remove_files()
-            self._open_slabs()
-            self._left_overs: list[LeftOver] = self._folder.left_overs()
-            self._check_room(tier)
-        except OSError as exc:
-            self.close()
-            raise open_error(Path(exc.filename or path), exc, tier) from exc
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            try:
+                self._open(config, tier)
+            except OSError as exc:
+                raise open_error(Path(exc.filename or path), exc, tier) from exc
+            undo.pop_all()
+
+    def _open(self, config: SsdConfig, tier: str) -> None:
+        self.is_direct = config.direct_io != "off" and _takes_direct_io(self._folder.path)
+        if config.direct_io == "on" and not self.is_direct:
+            raise TierAccessError(
+                f"{self.path}: its file system refuses direct I/O: set direct_io: auto",
+                tier=tier,
+                operation="open",
+            )
+        if not self._is_persistent:
+            self._remove_files()
+        self._open_slabs()
+        self._left_overs: list[LeftOver] = self._folder.left_overs()
+        self._check_room(tier)
 
     def _open_slabs(self) -> None:
         for stray in self._files(".index"):
@@ -219,7 +223,7 @@ class Directory:
     def _slots_that_fit(self, wanted: int) -> int:
         """Slots, at most ``wanted``, for which there is room; left-overs make way first."""
         while True:
-            fits = min(wanted, self._room() // self._geometry.slot_bytes)
+            fits = min(wanted, self._room())
             if fits >= wanted or not self._left_overs:
                 return fits
             left = self._left_overs.pop(0)
@@ -227,14 +231,14 @@ class Directory:
                 logger.warning("[FlexKV] %s, of another layout, is removed: its room is needed", left.path)
 
     def _room(self) -> int:
+        """Further slots that the capacity, which left-overs count against, and the disk have room for."""
         slot_bytes = self._geometry.slot_bytes
         left_overs = sum(left.num_bytes for left in self._left_overs)
-        room = (self.num_slots - self.num_allocated) * slot_bytes - left_overs
+        room = self.num_slots - self.num_allocated - -(-left_overs // slot_bytes)
         free = self._folder.free_bytes()
         if free is not None:
-            # A header page a file, and 64 bytes a slot in the index.
-            index_bytes = 3 * PAGE + self._slab_slots * 64
-            room = min(room, free - self._min_free - index_bytes)
+            # A slab takes two header pages, and each slot a record in the index, which has whole pages.
+            room = min(room, (free - self._min_free - 3 * PAGE) // (slot_bytes + RECORD_BYTES))
         return room
 
     def _next_path(self) -> Path:

@@ -101,11 +101,14 @@ class Folder:
                     _sign(fd)
                     return fd
             if time.monotonic() > give_up:
+                owner = _owner(self.path)
+                mend = (
+                    "this one: give each tier a directory of its own"
+                    if owner == str(os.getpid())
+                    else "give each engine a directory of its own, or end that process"
+                )
                 raise TierAccessError(
-                    f"{self.path} is in use by process {_owner(self.path)}: give each engine a directory "
-                    "of its own, or end that process",
-                    tier=tier,
-                    operation="open",
+                    f"{self.path} is in use by process {owner}: {mend}", tier=tier, operation="open"
                 )
             time.sleep(0.02)
 
@@ -185,16 +188,15 @@ def _lock(path: Path) -> int | None:
         FileNotFoundError: the folder was removed.
     """
     fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, fd)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
         if os.stat(path / "lock").st_ino != os.fstat(fd).st_ino:
             raise FileNotFoundError(errno.ENOENT, "the lock was replaced", str(path))
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    except BaseException:
-        os.close(fd)
-        raise
+        undo.pop_all()
     return fd
 
 

@@ -23,6 +23,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,8 @@ _NUM_SLOTS = struct.Struct("<I")
 _NUM_SLOTS_AT = struct.calcsize("<8sI")
 _IDENTITY_AT = 256
 _RECORD = struct.Struct("<II32sQQd")
-_FREE = bytes(_RECORD.size)
+RECORD_BYTES = _RECORD.size
+_FREE = bytes(RECORD_BYTES)
 _LIVE = 1
 
 
@@ -118,19 +120,18 @@ class Slab:
         self._is_direct = is_direct
         flags = os.O_RDWR | os.O_NOFOLLOW
         self._fd = self._index_fd = -1
-        try:
-            self._fd = os.open(path, flags | (os.O_DIRECT if is_direct else 0))
-            self._index_fd = os.open(index_path(path), flags)
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            try:
+                self._fd = os.open(path, flags | (os.O_DIRECT if is_direct else 0))
+                self._index_fd = os.open(index_path(path), flags)
+            except FileNotFoundError as exc:
+                raise BadSlabError("a file of the pair is missing") from exc
             named = self._check_headers(geometry)
             fits = (os.fstat(self._fd).st_size - PAGE) // geometry.slot_bytes
             self.num_slots = min(named, fits)
             self.num_cut = named - self.num_slots
-        except FileNotFoundError as exc:
-            self.close()
-            raise BadSlabError("a file of the pair is missing") from exc
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def _check_headers(self, geometry: Geometry) -> int:
         page = aligned_buffer(PAGE)
@@ -192,18 +193,18 @@ class Slab:
         self._write_record(slot, _FREE)
 
     def _write_record(self, slot: int, data: bytes) -> None:
-        if os.pwrite(self._index_fd, data, PAGE + slot * _RECORD.size) != _RECORD.size:
+        if os.pwrite(self._index_fd, data, PAGE + slot * RECORD_BYTES) != RECORD_BYTES:
             raise OSError(errno.EIO, "short write to the index")
 
     def records(self) -> Iterator[tuple[int, Record | None]]:
         """The slots that are not free, in order, each with its record, or None for a damaged one."""
-        raw = os.pread(self._index_fd, self.num_slots * _RECORD.size, PAGE)
-        raw = raw[: len(raw) - len(raw) % _RECORD.size]
+        raw = os.pread(self._index_fd, self.num_slots * RECORD_BYTES, PAGE)
+        raw = raw[: len(raw) - len(raw) % RECORD_BYTES]
         for slot, fields in enumerate(_RECORD.iter_unpack(raw)):
             total, state, key, num_bytes, sequence, used_at = fields
             if not total and not state:
                 continue
-            body = raw[slot * _RECORD.size + 4 : (slot + 1) * _RECORD.size]
+            body = raw[slot * RECORD_BYTES + 4 : (slot + 1) * RECORD_BYTES]
             is_sound = state == _LIVE and total == zlib.crc32(body) and num_bytes <= self._slot_bytes
             yield slot, Record(key, num_bytes, sequence, used_at) if is_sound else None
 
@@ -248,14 +249,14 @@ def create_slab(path: Path, num_slots: int, geometry: Geometry, *, is_direct: bo
     )
     identity = geometry.identity.encode()[: PAGE - _IDENTITY_AT]
     page[_IDENTITY_AT : _IDENTITY_AT + len(identity)] = identity
-    try:
+    with ExitStack() as undo:
+        undo.callback(remove_slab, path)
         _allocate(path, page, PAGE + num_slots * geometry.slot_bytes)
         # The index last: a slab without one is a left-over of a killed process.
-        _allocate(index_path(path), page, PAGE + num_slots * _RECORD.size)
-        return Slab(path, geometry, is_direct=is_direct)
-    except BaseException:
-        remove_slab(path)
-        raise
+        _allocate(index_path(path), page, PAGE + num_slots * RECORD_BYTES)
+        slab = Slab(path, geometry, is_direct=is_direct)
+        undo.pop_all()
+    return slab
 
 
 def _allocate(path: Path, header: memoryview, num_bytes: int) -> None:

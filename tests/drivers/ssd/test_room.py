@@ -15,6 +15,7 @@ from flexkv_core import Status, TierFullError
 from flexkv_core.testing import Value, context_for, make_values, small_layout
 from flexkv_driver_ssd.tier import SsdTier
 from tests.support.ssd_disk import LAYOUT, SLOT, disk_bytes, served, spots, store, tier_at
+from tests.support.waiting import CHILD_S
 
 from .conftest import Mount
 
@@ -41,6 +42,12 @@ def test_full_file_system(mount: Mount) -> None:
         assert store(tier, values[-1])[0].is_ok, "room made by eviction is used"
     with tier_at(root, slots=1000) as tier:
         assert all(served(tier, value) for value in kept[1:]), "a full disk is no reason not to serve"
+
+
+def test_small_blocks_in_a_large_slab_on_a_small_disk(mount: Mount) -> None:
+    """Room is kept for the index of the slots that fit, not of those that a whole slab would have."""
+    with tier_at(mount("tmpfs", "size=1m"), slots=1000, slab=None) as tier:
+        assert 60 < len(_fill(tier, make_values(LAYOUT, 200))) < 128
 
 
 def test_writing_goes_on_when_there_is_space_again(mount: Mount) -> None:
@@ -132,7 +139,7 @@ def fill_under_a_limit(root: str) -> None:
 
 def test_limit_that_statvfs_does_not_tell(tmp_path: Path) -> None:
     code = LIMITED.format(root=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=CHILD_S)
     assert done.returncode == 0, done.stderr
 
 
