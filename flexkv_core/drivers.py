@@ -270,7 +270,7 @@ class Observers:
         name = self._manager.register(plugin)
         try:
             self._manager.check_pending()
-        except Exception:
+        except Exception:  # whatever pluggy finds: its name must be free again
             self._manager.unregister(name=name)
             raise
         self._is_empty = False

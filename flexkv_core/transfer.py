@@ -301,6 +301,6 @@ def begin_copy(start: Callable[[CopyJob], Ticket], job: CopyJob) -> Ticket:
         return start(job)
     except TransferError:
         raise
-    except Exception as exc:
+    except Exception as exc:  # foreign code
         logger.exception("[FlexKV] a fault of the transfer: copy %d was not begun", job.number)
         raise TransferError(f"{type(exc).__name__}: {exc}", job=job.number) from exc

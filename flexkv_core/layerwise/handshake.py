@@ -21,7 +21,7 @@ import struct
 import tempfile
 import time
 from array import array
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,25 +126,22 @@ def offer_counters(path: Path, rank: RankId, counters: LayerCounters, *, deadlin
     """
     check_private(path.parent)
     end = time.monotonic() + deadline_s
-    connection = _connect(path, rank, end)
-    try:
-        if not is_own(connection):
-            raise SyncError(f"{path}: another user listens there", ranks=(rank.index,))
-        connection.settimeout(max(0.001, end - time.monotonic()))
-        with suppress(BrokenPipeError, ConnectionResetError):  # a worker need not hear a rank out
-            _send(connection, rank, counters)
-        answer = connection.recv(1)
-    except OSError as exc:
-        connection.close()
-        raise SyncError(
-            f"rank {rank.index}: no answer of the transfer worker at {path}: {exc}", ranks=(rank.index,)
-        ) from exc
-    except BaseException:
-        connection.close()
-        raise
-    if answer != ACCEPTED:
-        connection.close()
-        raise SyncError(f"rank {rank.index}: rejected by the transfer worker at {path}", ranks=(rank.index,))
+    with ExitStack() as undo:
+        connection = undo.enter_context(_connect(path, rank, end))
+        try:
+            if not is_own(connection):
+                raise SyncError(f"{path}: another user listens there", ranks=(rank.index,))
+            connection.settimeout(max(0.001, end - time.monotonic()))
+            with suppress(BrokenPipeError, ConnectionResetError):  # a worker need not hear a rank out
+                _send(connection, rank, counters)
+            answer = connection.recv(1)
+        except OSError as exc:
+            line = f"rank {rank.index}: no answer of the transfer worker at {path}: {exc}"
+            raise SyncError(line, ranks=(rank.index,)) from exc
+        if answer != ACCEPTED:
+            line = f"rank {rank.index}: rejected by the transfer worker at {path}"
+            raise SyncError(line, ranks=(rank.index,))
+        undo.pop_all()
     connection.settimeout(None)
     logger.info(
         "[FlexKV] Eventfd handshake complete rank=%d socket=%s counters=%d layers=%d",

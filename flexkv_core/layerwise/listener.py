@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,12 +66,10 @@ class CounterListener:
         self.path = path
         self._num_ranks = num_ranks
         self._shape = (num_layers, num_counters)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with ExitStack() as undo:
+            self._socket = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             self._bind()
-        except BaseException:
-            self._socket.close()
-            raise
+            undo.pop_all()
         logger.info(
             "[FlexKV] Eventfd server created: socket=%s, waiting for %d connection(s)", path, num_ranks
         )

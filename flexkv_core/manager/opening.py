@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -77,7 +78,8 @@ def open_chain(
         raise ConfigError(source, missing)
     identity = json.dumps(asdict(namespace), sort_keys=True)
     tiers: list[Tier] = []
-    try:
+    with ExitStack() as undo:
+        undo.callback(_close_all, tiers)
         for number, tier in enumerate(config.tiers):
             tiers.append(_open_tier(number, tier, layout, identity, source))
         chain = TierChain(
@@ -89,14 +91,10 @@ def open_chain(
             observers=observers if observers is not None else Observers.installed(),
             on_receipt=on_receipt,
         )
-    except BaseException:
-        _close_all(tiers)
-        raise
-    try:
+        undo.pop_all()
+        undo.callback(chain.close)
         chain.warm_up()
-    except BaseException:
-        chain.close()
-        raise
+        undo.pop_all()
     return chain
 
 

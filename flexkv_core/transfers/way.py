@@ -93,7 +93,7 @@ class Way:
         try:
             left = yield from self._submit(ticket, job, pieces, layerwise=layerwise)
             last = self.lane.mark(timed=self.is_load)
-        except BaseException:
+        except BaseException:  # an interrupt too: the engine's thread may be the one that submits
             self.lane.forget(job)
             raise
         self._count(left)

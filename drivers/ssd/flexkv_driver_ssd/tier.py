@@ -163,15 +163,14 @@ class SsdTier(Tier):
         if entry is None:
             line = "no free slot, and no directory may grow: capacity, min_free or the disk allows no more"
             return failed(Status.NO_SPACE, line)
-        try:
-            entry.place.slab.write(entry.place.slot, value)
-            self._catalog.publish(entry)
-        except OSError as exc:
-            self._catalog.retire(entry)
-            return _failed(exc, "write", entry.place, BufferState.UNTOUCHED)
-        except BaseException:
-            self._catalog.retire(entry)
-            raise
+        with ExitStack() as undo:
+            undo.callback(self._catalog.retire, entry)
+            try:
+                entry.place.slab.write(entry.place.slot, value)
+                self._catalog.publish(entry)
+            except OSError as exc:
+                return _failed(exc, "write", entry.place, BufferState.UNTOUCHED)
+            undo.pop_all()
         return Outcome(Status.OK, len(value))
 
     def evict(self, keys: Sequence[BlockKey]) -> list[Outcome]:
