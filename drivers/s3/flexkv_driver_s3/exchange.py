@@ -34,6 +34,7 @@ class Exchange:
         self._body = body
         self._headers = headers
         self.is_touched = False
+        self._is_over = False
         self._reply: http.client.HTTPResponse | None = None
         self._connection, self._is_reused = wire.take()
         self._guarded(self._send)
@@ -128,6 +129,7 @@ class Exchange:
         return response.headers
 
     def _release(self, response: http.client.HTTPResponse) -> None:
+        self._is_over = True
         if response.isclosed() and not response.will_close:
             self._wire.give(self._connection)
         else:
@@ -135,7 +137,12 @@ class Exchange:
             self._connection.close()
 
     def abandon(self) -> None:
-        """End the connection: nothing writes into the caller's buffer afterwards."""
+        """End the connection: nothing writes into the caller's buffer afterwards.
+
+        One that was given back is another request's by now, perhaps another thread's.
+        """
+        if self._is_over:
+            return
         if self._reply is not None:
             self._reply.close()
         self._connection.close()

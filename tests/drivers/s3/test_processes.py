@@ -56,6 +56,17 @@ def test_connections_are_as_many_as_allowed_and_kept(stub, open_tier):
     assert stub.num_connections <= 4 * 3 + 1
 
 
+def test_a_miss_costs_no_connection(stub, open_tier):
+    """What was given back belongs to whoever takes it next, who would be cut off in mid-answer."""
+    tier = open_tier(max_concurrency=4, requests_per_call=3)
+    before = stub.num_connections
+    for seed in range(20):
+        keys, _ = values(3, 5000, seed=seed)
+        into = [memoryview(bytearray(6000)) for _ in keys]
+        assert {row.status for row in tier.load(keys, into)} == {Status.MISS}
+    assert stub.num_connections <= before + 2
+
+
 def test_child_uses_connections_and_locks_of_its_own(stub, open_tier):
     tier = open_tier()
     keys, data = values(4, 5000, seed=99)
