@@ -23,6 +23,7 @@ from flexkv_core.testing import (
 )
 from flexkv_core.tier import Status, TierCapabilities
 from tests.support.chains import World, cpu_tier
+from tests.support.waiting import DEADLINE_S, wait_until
 
 LAYOUT = small_layout(block_tokens=4)
 BLOCK = LAYOUT.block_tokens
@@ -399,7 +400,7 @@ def test_closing_is_bounded_when_a_driver_hangs(caplog):
         is_closed = False
 
         def close(self):
-            gate.wait(60)
+            gate.wait(DEADLINE_S)
             super().close()
             self.is_closed = True
 
@@ -445,9 +446,9 @@ def test_closing_ends_every_job_once():
 
 def test_run_bounded_tells_what_ended():
     gate = threading.Event()
-    assert run_bounded("quick", lambda: None, 60.0)
-    assert run_bounded("raises", lambda: 1 / 0, 60.0)
-    assert not run_bounded("slow", lambda: gate.wait(30) and None, 0.01)
+    assert run_bounded("quick", lambda: None, DEADLINE_S)
+    assert run_bounded("raises", lambda: 1 / 0, DEADLINE_S)
+    assert not run_bounded("slow", lambda: gate.wait(DEADLINE_S) and None, 0.01)
     gate.set()
 
 
@@ -502,16 +503,14 @@ def test_a_message_that_cannot_be_taken_in_takes_no_other_with_it(part, monkeypa
 
     monkeypatch.setattr(owner, where[-1], fail_once)
     world.begin_store(prompt(1, 4))
-    chain.drain(20)
+    assert chain.drain(DEADLINE_S)
     chain._parts.capacity.evict(chain.links[0], 32, is_final=True)
     for tier in (own, shared):
         tier.add("load", Fault(FaultKind.RAISE))
     chain.probe(world.sequence(prompt(2, 2)), 0)
     world.begin_load(prompt(1, 4))
     world.begin_store(prompt(3, 4))
-    end = time.monotonic() + 20
-    while not (chain.drain(0.01) and told):
-        assert time.monotonic() < end
+    wait_until(lambda: chain.drain(0.01) and told)
     assert world.count("core_faults") == 1
     assert caplog.text.count("could not be taken in") == 1
     assert chain.index.num_pins == 0

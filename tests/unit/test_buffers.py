@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexkv_core import HostRegion, SlotPool
+from tests.support.waiting import DEADLINE_S
 
 
 @pytest.fixture
@@ -117,6 +118,6 @@ class TestPool:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(DEADLINE_S)
         assert not wrong
         assert pool.num_free == 10

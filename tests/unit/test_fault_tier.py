@@ -18,6 +18,7 @@ from flexkv_core.testing import (
     make_values,
     small_layout,
 )
+from tests.support.waiting import DEADLINE_S
 
 LAYOUT = small_layout()
 VALUES = make_values(LAYOUT, 3)
@@ -88,7 +89,7 @@ def test_hangs_until_released(tier):
     tier.wait_hanging()
     assert not results
     tier.release()
-    thread.join(60)
+    thread.join(DEADLINE_S)
     assert [outcome.is_ok for outcome in results[0][0]] == [True] * 3
 
 
@@ -99,17 +100,17 @@ def test_a_call_that_is_about_to_hang_is_released_too():
     class Slow(FaultTier):
         def _hang(self, entered: int) -> None:
             is_told.set()
-            assert may_go.wait(60)
+            assert may_go.wait(DEADLINE_S)
             super()._hang(entered)
 
     tier = Slow(MemoryTier(context_for(LAYOUT)))
     tier.add("lookup", Fault(FaultKind.HANG))
     thread = threading.Thread(target=tier.lookup, args=(KEYS,))
     thread.start()
-    assert is_told.wait(60)
+    assert is_told.wait(DEADLINE_S)
     tier.release()
     may_go.set()
-    thread.join(60)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()
     assert not tier.num_hanging
 
@@ -125,7 +126,7 @@ def test_delay_passes_on_the_clock():
     clock.advance(2.9)
     assert not results
     clock.advance(0.2)
-    thread.join(60)
+    thread.join(DEADLINE_S)
     assert results == [[MISS] * 3]
 
 

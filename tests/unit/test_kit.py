@@ -195,7 +195,7 @@ def test_left_thread_is_found(monkeypatch):
     finally:
         for tier in MADE:
             tier.gate.set()
-            tier.thread.join(60)
+            tier.thread.join(DEADLINE_S)
         MADE.clear()
 
 

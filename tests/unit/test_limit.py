@@ -13,6 +13,7 @@ from flexkv_core.tier import Status
 from flexkv_core.wrappers import wrap
 from flexkv_core.wrappers.deadline import within
 from flexkv_core.wrappers.limit import Allowance, LimitedTier
+from tests.support.waiting import DEADLINE_S
 
 LAYOUT = small_layout()
 VALUES = make_values(LAYOUT, 4)
@@ -170,7 +171,7 @@ def test_threads_take_turns_without_going_over():
     assert len(inner.medium.values) <= 3
     clock.advance(0.1)
     for thread in threads:
-        thread.join(60)
+        thread.join(DEADLINE_S)
     assert len(inner.medium.values) == 4
 
 
@@ -188,5 +189,5 @@ def test_interrupting_ends_what_waits():
     thread = threading.Thread(target=lambda: got.extend(tier.store(KEYS[1:2], [VALUES[1].view])))
     thread.start()
     tier.interrupt()
-    thread.join(60)
+    thread.join(DEADLINE_S)
     assert [outcome.status for outcome in got] == [Status.LIMITED]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexkv_core.metrics import SECONDS_BUCKETS, Metrics
+from tests.support.waiting import DEADLINE_S
 
 
 def test_values_sum_over_the_labels_that_are_not_asked_for():
@@ -82,7 +83,7 @@ def test_no_count_is_lost_between_threads():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(DEADLINE_S)
     assert metrics.value("n") == 8000
     assert "flexkv_s_count 8000" in metrics.render()
 
