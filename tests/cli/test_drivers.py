@@ -1,6 +1,11 @@
 import json
+from dataclasses import asdict
+
+import pytest
 
 from flexkv_core.cli import main
+from flexkv_core.drivers import find_driver
+from tests.docs import tables
 from tests.support.distributions import add_driver
 
 
@@ -24,3 +29,11 @@ def test_broken_drivers_are_listed_with_cause_and_the_others_with_them(monkeypat
     assert rows["good"]["options"] == ["url", "password", "size", "inner", "names"]
     assert rows["good"]["api"] == "1.0"
     assert "no_such_module_at_all" in rows["sour"]["problem"]
+
+
+@pytest.mark.parametrize("driver", tables.OPTIONS)
+def test_a_driver_declares_what_its_tiers_then_say(driver):
+    """All that is yes or no: it is listed, and a chain is checked against it before a tier is opened."""
+    declared, opened = asdict(find_driver(driver)[0].capabilities), asdict(tables.capabilities(driver))
+    flags = [name for name, value in declared.items() if isinstance(value, bool)]
+    assert {name: declared[name] for name in flags} == {name: opened[name] for name in flags}

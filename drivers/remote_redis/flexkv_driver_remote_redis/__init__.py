@@ -13,5 +13,5 @@ def flexkv_driver() -> DriverSpec:
         api=(1, 0),
         config=RedisConfig,
         open="flexkv_driver_remote_redis.tier:open_tier",
-        capabilities=TierCapabilities(persistent=True, shared=True),
+        capabilities=TierCapabilities(persistent=True, shared=True, expires=True),
     )
