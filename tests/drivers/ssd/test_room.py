@@ -149,8 +149,10 @@ def test_left_overs_count_and_make_way(tmp_path: Path, caplog: pytest.LogCapture
     for layout in layouts:
         with tier_at(tmp_path, context=context_for(layout, "disk"), slots=64) as tier:
             store(tier, *make_values(layout, 8))
-    folders = sorted(tmp_path.iterdir(), key=lambda path: (path / "lock").stat().st_mtime)
+    folders = list(tmp_path.iterdir())
     assert len(folders) == 2
+    for used_at, folder in enumerate(folders, 1_000_000_000):
+        os.utime(folder / "lock", (used_at, used_at))  # the clock of a file system is coarse
     values = make_values(LAYOUT, 40)
     with tier_at(tmp_path, slots=40, slab=4 * SLOT) as tier:
         sizes = []
