@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from flexkv_core.cli._process import free_port
 from tests.support.child import ChildServer
 from tests.support.waiting import DEADLINE_S
 
@@ -38,6 +39,8 @@ class StubS3:
         self.lock = threading.Lock()
         self._rules: list[tuple[str, str, How, int]] = []
         self._connections: list[socket.socket] = []
+        if not port and ":" not in host:
+            port = free_port()  # none that the kernel gives to a client once this server is closed
         kind = _Server6 if ":" in host else _Server
         self._server = kind((host, port), Handler)
         self._server.stub = self
