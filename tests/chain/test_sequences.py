@@ -14,7 +14,15 @@ from flexkv_core.chain.lookup import Lookup
 from flexkv_core.keys import BlockChain, encode_tokens
 from flexkv_core.manager import NO_TASK, KVManager, KVResponseStatus, Scope
 from flexkv_core.manager.sequences import NO_SCOPE
-from flexkv_core.testing import FakeDevice, FakeTransfer, Medium, MemoryTier, context_for, small_layout
+from flexkv_core.testing import (
+    FakeClock,
+    FakeDevice,
+    FakeTransfer,
+    Medium,
+    MemoryTier,
+    context_for,
+    small_layout,
+)
 from tests.support.chains import cpu_tier
 from tests.support.waiting import DEADLINE_S
 
@@ -35,8 +43,10 @@ class Engine:
         self.transfer = FakeTransfer(self.device)
         rows = [{"name": name, "driver": "test", "retries": 0} for name in TIERS]
         config = ChainConfig.model_validate({"block_tokens": BLOCK, "tiers": rows})
+        clock = FakeClock()
+        namespace = Namespace(model="test")
         self.manager = KVManager(
-            config, layout=LAYOUT, namespace=Namespace(model="test"), transfer=self.transfer
+            config, layout=LAYOUT, namespace=namespace, transfer=self.transfer, clock=clock
         )
         context, self.far = context_for(LAYOUT), far or Medium()
         shared = MemoryTier(context, TierCapabilities(shared=True), self.far)
@@ -46,6 +56,7 @@ class Engine:
             tiers=[cpu_tier(LAYOUT, 64), MemoryTier(context), shared],
             transfer=self.transfer,
             metrics=self.manager.metrics,
+            clock=clock,
         )
 
     def settle(self) -> None:

@@ -7,7 +7,7 @@ import time
 from flexkv_core import Namespace
 from flexkv_core.config import load_config
 from flexkv_core.manager import KVManager, KVResponseStatus
-from flexkv_core.testing import FakeDevice, FakeTransfer, small_layout
+from flexkv_core.testing import FakeClock, FakeDevice, FakeTransfer, small_layout
 
 TOKENS = list(range(64))
 DEADLINE_S = 120.0
@@ -17,7 +17,9 @@ def open_manager(device: FakeDevice) -> KVManager:
     """One engine process."""
     config = load_config("chain.yaml", environ={}).chain
     transfer = FakeTransfer(device)
-    manager = KVManager(config, layout=device.layout, namespace=Namespace(model="m"), transfer=transfer)
+    clock = FakeClock()  # which stands: nothing comes too late because the machine is slow
+    namespace = Namespace(model="m")
+    manager = KVManager(config, layout=device.layout, namespace=namespace, transfer=transfer, clock=clock)
     manager.start()
     return manager
 
