@@ -36,7 +36,7 @@ from tests.support.transfer_pools import (
     take,
     whole,
 )
-from tests.support.waiting import DEADLINE_S
+from tests.support.waiting import DEADLINE_S, wait_until
 
 NUM_SLOTS = 300
 SEED = 7
@@ -365,10 +365,7 @@ def test_close_ends_everything_though_a_thread_died_inside_a_copy(
     fence.gate.set()
     go_on.set()
     assert first.wait(DEADLINE_S)
-    end = time.monotonic() + DEADLINE_S
-    while bench.transfer.is_alive():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    wait_until(lambda: not bench.transfer.is_alive(), "the thread has died")
     assert not behind.is_over
     bench.transfer.close()
     assert well.is_ok

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from array import array
 from collections.abc import Iterator
 
@@ -33,7 +32,7 @@ from tests.support.transfer_pools import (
     take,
     whole,
 )
-from tests.support.waiting import DEADLINE_S
+from tests.support.waiting import DEADLINE_S, wait_until
 
 NUM_SLOTS = 400
 SEED = 20
@@ -389,10 +388,7 @@ def test_a_transfer_whose_thread_has_died_takes_nothing_more_and_ends_what_it_ha
     bench.transfer._pause = die  # type: ignore[method-assign] # a thread that dies between two pieces
     slots = take(bench.pool, 2)
     ticket = bench.transfer.load(make_job(1, [whole(slots[0], 8)], list(range(8))))
-    end = time.monotonic() + DEADLINE_S
-    while bench.transfer.is_alive():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    wait_until(lambda: not bench.transfer.is_alive(), "the thread has died")
     for direction in ("load", "store"):
         with pytest.raises(TransferError, match="copy 2 refused: .* has died"):
             getattr(bench.transfer, direction)(make_job(2, [whole(slots[1], 8)], list(range(8))))
