@@ -17,7 +17,7 @@ from flexkv_core.chain.receipts import Receipt
 from flexkv_core.cli import main
 from flexkv_core.cli._receipt_lines import Promise, read_log
 from flexkv_core.cli.receipts import report
-from flexkv_sglang.connector import TransferLog
+from flexkv_sglang.transfer_log import TransferLog
 from tests.support.waiting import CHILD_S
 
 SEED = 20_261
@@ -79,7 +79,7 @@ def written(caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
     def lines(level: int, *receipts: Receipt, is_on: bool = True) -> list[str]:
         log = TransferLog(is_on=is_on)
         caplog.clear()
-        with caplog.at_level(level, logger="flexkv_sglang.connector"):
+        with caplog.at_level(level, logger="flexkv_sglang.transfer_log"):
             for receipt in receipts:
                 log(receipt)
         return [STAMP + record.getMessage() for record in caplog.records]

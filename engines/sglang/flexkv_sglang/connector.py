@@ -1,7 +1,7 @@
 """FlexKVConnector: the facade between the radix cache and KVManager.
 
 It knows requests by their handle and nothing of SGLang: what a request's prompt is, which load runs
-for it, which stores are under way, and what the log says of them.
+for it, and which stores are under way.
 
 Threads: the scheduler's thread only.
 """
@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from flexkv_core.chain.lookup import Lookup
-from flexkv_core.chain.receipts import Receipt
 from flexkv_core.keys import BlockChain
 from flexkv_core.manager import NO_TASK, KVManager, KVResponse, KVResponseStatus, Scope
 from flexkv_core.models import EngineConfig
 from flexkv_core.transfer import Ticket
 
+from .transfer_log import places
+
 logger = logging.getLogger(__name__)
 
 _MOST_SEEN = 1024
 """Requests that something is kept for; the one that was asked about longest ago goes first."""
-
-_DIRECTION = {"load": "H2D", "store": "D2H", "prefetch": "PREFETCH"}
 
 
 @dataclass
@@ -188,7 +187,7 @@ class FlexKVConnector:
                 seen.num_tokens,
                 have,
                 found.num_tokens - have,
-                _places(found.tokens_by_tier),
+                places(found.tokens_by_tier),
                 found.why,
             )
 
@@ -378,46 +377,6 @@ class FlexKVConnector:
         """Close everything.  Blocks, bounded; may be called twice."""
         self._seen.clear()
         self.manager.shutdown()
-
-
-class TransferLog:
-    """Writes one line for each finished transfer, in the form that FlexKV's users search for."""
-
-    def __init__(self, *, is_on: bool) -> None:
-        """Lines at INFO if ``is_on``, and every receipt at DEBUG."""
-        self._is_on = is_on
-        self._number = 0
-
-    def __call__(self, receipt: Receipt) -> None:
-        """Log one."""
-        self._number += 1
-        if receipt.status == "recompute":
-            logger.log(logging.INFO if self._is_on else logging.DEBUG, "%s", receipt.line())
-            return
-        if receipt.status != "ok":
-            logger.warning("%s", receipt.line())
-            return
-        logger.debug("%s", receipt.line())
-        if self._is_on:
-            seconds = receipt.copy_s or receipt.staging_s
-            logger.info(
-                "[FlexKV] %s transfer request: %d finished transfer data size: %.6f GB transfer time: %.4f s "
-                "transfer bandwidth: %.2f GB/s rid=%r blocks=%d tokens=%d from=%s%s",
-                "LAYERWISE" if receipt.is_layerwise else _DIRECTION[receipt.kind],
-                self._number,
-                receipt.num_bytes / 1e9,
-                seconds,
-                receipt.num_bytes / 1e9 / seconds if seconds > 0 else 0.0,
-                receipt.label,
-                receipt.num_blocks,
-                receipt.num_tokens,
-                _places(receipt.tokens_by_tier),
-                f" choice={receipt.choice}" if receipt.choice is not None else "",
-            )
-
-
-def _places(tokens_by_tier: Mapping[str, int]) -> str:
-    return ",".join(f"{tier}:{tokens}" for tier, tokens in tokens_by_tier.items()) or "device"
 
 
 def _label(handle: Hashable) -> str:

@@ -1,8 +1,5 @@
 """IP mode: loads whose layers the forward pass awaits, from their admission to the end of their copies.
 
-SGLang's KV pools ask a counter before attention reads a layer (``wait_until``), and its model worker
-tells it that a forward pass begins (``set_consumer``): ``LayerDoneCounter`` is ours.
-
 A loaded node is in the tree, locked by us until its copy has ended, so that nobody's eviction or abort
 gives its slots away under the copy.  If a layer does not come, the pass goes on with what is there and
 its results are dropped: each request of the batch that builds on these slots is aborted, whoever loaded
@@ -15,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,113 +22,12 @@ from flexkv_core.manager import KVManager
 from flexkv_core.transfer import Ticket
 
 from . import compat
+from .mode_choice import ModeChoice
 
 if TYPE_CHECKING:
     from .handover import Checkpoint
 
 logger = logging.getLogger(__name__)
-
-Mode = Literal["auto"] | bool
-
-_WORTH_S = 0.001
-"""A copy that takes less is not worth forty waits of a few microseconds each."""
-_FIRST_GUESS = 20e9
-"""Bytes a second, until a load was measured."""
-_SMOOTHING = 0.2
-
-
-class LayerDoneCounter:
-    """What SGLang's pools and model worker know of it: the interface of its own ``LayerDoneCounter``.
-
-    Source: sglang 0.5.17 to 0.5.23, mem_cache/memory_pool.py, get_key_buffer; managers/tp_worker.py,
-    set_hicache_consumer; model_executor/runner/prefill_cuda_graph_runner.py, _wait_for_layer_loads.
-
-    Attributes:
-        num_layers: Layers of the pool.
-    """
-
-    def __init__(self, waits: LayerWaits, *, before_pass: bool = False) -> None:
-        """A counter over ``waits``.
-
-        Args:
-            waits: The loads.
-            before_pass: Passes wait for all layers before they begin: a prefill that is one CUDA graph asks
-                for no layer while it runs.
-        """
-        self.num_layers = waits.num_layers
-        self._before_pass = before_pass
-        self._waits = waits
-
-    @property
-    def consumer_index(self) -> int:
-        """Not negative while there is something to wait for."""
-        return 0 if self._waits.num_open else -1
-
-    def set_consumer(self, index: int) -> None:  # noqa: ARG002 - which loads it reads, its requests say
-        """A forward pass begins."""
-        self._waits.begin_batch()
-        if self._before_pass:
-            self.wait_until(self.num_layers - 1)
-
-    def wait_until(self, threshold: int) -> None:
-        """The calling pass is about to read layer ``threshold``, counted from the pool's first."""
-        if self._waits.num_open:
-            self._waits.wait_until(threshold)
-
-
-def prefill_is_one_graph(ctx: Any) -> bool:
-    """Whether prefills are replayed as one CUDA graph, in which no layer asks."""
-    config = getattr(ctx.server_args, "cuda_graph_config", None)
-    return getattr(getattr(config, "prefill", None), "backend", None) == "full"
-
-
-def lacks(ctx: Any) -> str:
-    """What this SGLang lacks for passes to ask for layers; empty if it has all."""
-    pool = compat.kv_pool(ctx)
-    if not hasattr(pool, "register_layer_transfer_counter"):
-        return f"{type(pool).__name__}.register_layer_transfer_counter"
-    if prefill_is_one_graph(ctx) and not hasattr(ctx.tp_worker, "register_hicache_layer_transfer_counter"):
-        return f"{type(ctx.tp_worker).__name__}.register_hicache_layer_transfer_counter"
-    return ""
-
-
-def register_counter(ctx: Any, waits: LayerWaits) -> None:
-    """Have the pool ask before a layer is read, and the model worker tell of passes; see ``lacks``."""
-    counter = LayerDoneCounter(waits, before_pass=prefill_is_one_graph(ctx))
-    compat.kv_pool(ctx).register_layer_transfer_counter(counter)
-    if hasattr(ctx.tp_worker, "register_hicache_layer_transfer_counter"):
-        ctx.tp_worker.register_hicache_layer_transfer_counter(counter)
-
-
-class ModeChoice:
-    """Whether a load is awaited layer by layer: as configured, or by how long it will take."""
-
-    def __init__(self, mode: Mode, *, has_streams: bool, num_layers: int) -> None:
-        """Decide by ``mode``; ``auto`` never takes layers without streams: the engine's thread would wait."""
-        self._mode = mode
-        self._may = has_streams and num_layers > 1
-        self._rate = _FIRST_GUESS
-
-    @property
-    def may_be_by_layer(self) -> bool:
-        """Whether any load ever will be."""
-        return self._may if self._mode == "auto" else self._mode
-
-    def take_none(self) -> None:
-        """From now on no load is awaited by layer."""
-        self._mode = False
-
-    def observe(self, ticket: Ticket) -> None:
-        """A load has ended: learn its speed, without what it has waited for."""
-        num_bytes, seconds = ticket.pace
-        if ticket.error is None and seconds > 0 and num_bytes >= 1 << 20:
-            self._rate += _SMOOTHING * (num_bytes / seconds - self._rate)
-
-    def by_layer(self, num_bytes: int) -> bool:
-        """For a load of so many bytes."""
-        if self._mode == "auto":
-            return self._may and num_bytes / self._rate >= _WORTH_S
-        return self._mode
 
 
 @dataclass(eq=False)

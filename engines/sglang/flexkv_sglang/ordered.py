@@ -9,7 +9,7 @@ from flexkv_core import EngineError
 from flexkv_core.manager import KVManager
 from flexkv_core.transfer import Ticket
 
-from .layerwise import ModeChoice
+from .mode_choice import ModeChoice
 
 
 class OrderedCopies:

@@ -74,7 +74,7 @@ class FlexKVRadixCache(SeamRadixCache):
         choice = choose_mode(config.engine, opened.planes)
         try:
             self._layerwise = await_layers(self, ctx, opened, config.engine, choice)
-        except BaseException:
+        except BaseException:  # an interrupt, too: threads and tiers must not be left open
             manager.shutdown()
             raise
         self._quarantine = Quarantine(self, manager)

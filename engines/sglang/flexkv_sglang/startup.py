@@ -17,10 +17,12 @@ from flexkv_core.transfers.planes import DevicePlanes
 from flexkv_core.transfers.poison import PoisonedTransfer, poison_allocations
 
 from . import compat
-from .connector import TransferLog
 from .identity import model_namespace
-from .layerwise import LayerwiseLoads, ModeChoice, lacks, register_counter
+from .layer_counter import lacks, register_counter
+from .layerwise import LayerwiseLoads
+from .mode_choice import ModeChoice
 from .pools import check_dtype, device_planes
+from .transfer_log import TransferLog
 from .transfers import open_transfer
 
 logger = logging.getLogger(__name__)
@@ -70,7 +72,7 @@ def open_chain(tree: Any, ctx: Any, effective: EffectiveConfig) -> Opened:
             source=effective.file or "environment",
         )
         manager.start()
-    except BaseException:
+    except BaseException:  # an interrupt, too: its thread and its host memory go with it
         transfer.close()
         raise
     return Opened(planes, transfer, manager)

@@ -19,7 +19,8 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from flexkv_core import EngineError
 from flexkv_core.layerwise import counters
 from flexkv_sglang import compat, startup
-from flexkv_sglang.layerwise import LayerDoneCounter, ModeChoice, lacks
+from flexkv_sglang.layer_counter import LayerDoneCounter, lacks
+from flexkv_sglang.mode_choice import ModeChoice
 from flexkv_sglang.seam import Generation
 from tests.support import sglang_dialect as dialect
 from tests.support.sglang_device import LAYERS
