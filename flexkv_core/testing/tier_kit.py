@@ -11,7 +11,7 @@ import pytest
 
 from flexkv_core.keys import BlockKey
 from flexkv_core.layout import BlockLayout, round_up
-from flexkv_core.tier import Outcome, Status, Tier, TierContext
+from flexkv_core.tier import BufferState, Outcome, Status, Tier, TierContext
 
 from .kit import Kit
 from .values import Value, aligned_buffer, context_for, make_values, small_layout
@@ -150,6 +150,8 @@ def load(tier: Tier, keys: Sequence[BlockKey], size: int) -> list[tuple[Outcome,
         outcomes = well_formed(tier.load(batch, views), len(batch))
         for outcome, view in zip(outcomes, views, strict=True):
             assert outcome.num_bytes <= size, f"{outcome} for a buffer of {size} B"
+            is_told = not outcome.is_ok or outcome.buffer is BufferState.COMPLETE
+            assert is_told, f"{outcome}: the core believes a load only that is told by loaded(num_bytes)"
             results.append((outcome, view[: outcome.num_bytes] if outcome.is_ok else view))
     return results
 

@@ -135,7 +135,10 @@ class CodecTier(WrappedTier):
 
     def _decode(self, key: BlockKey, buffer: memoryview, outcome: Outcome, view: memoryview) -> Outcome:
         if outcome.buffer is not BufferState.COMPLETE or not 0 <= outcome.num_bytes <= len(buffer):
-            return failed(Status.INVALID, f"OK, but {outcome.num_bytes} B and {outcome.buffer.value}")
+            return failed(
+                Status.INVALID,
+                f"the driver said OK, but {outcome.num_bytes} B, and the buffer {outcome.buffer.value}",
+            )
         stored = buffer[: outcome.num_bytes]
         try:
             length = self._encoding.decode(key, stored, view)

@@ -32,7 +32,10 @@ class VerifiedTier(WrappedTier):
 
     def _check(self, key: BlockKey, view: memoryview, outcome: Outcome) -> Outcome:
         if outcome.buffer is not BufferState.COMPLETE or not 0 <= outcome.num_bytes <= len(view):
-            return failed(Status.INVALID, f"OK, but {outcome.num_bytes} B and {outcome.buffer.value}")
+            return failed(
+                Status.INVALID,
+                f"the driver said OK, but {outcome.num_bytes} B, and the buffer {outcome.buffer.value}",
+            )
         try:
             header = envelope.verify(view[: outcome.num_bytes], self._layout, key)
         except envelope.BadValueError as exc:
