@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..keys import BlockKey
-from ..tier import BufferState, Outcome, Status, Tier
+from ..tier import Outcome, Status, Tier
 from .base import WrappedTier
 from .deadline import remaining_s
 
@@ -42,11 +42,8 @@ class RetriedTier(WrappedTier):
         outcomes = call(keys, views)
         pause = _FIRST_PAUSE_S
         for _ in range(self._retries):
-            again = [
-                i
-                for i, outcome in enumerate(outcomes)
-                if outcome.status in RETRYABLE and outcome.buffer is not BufferState.UNCERTAIN
-            ]
+            # A buffer that was begun is written anew: a call that has returned writes no more.
+            again = [i for i, outcome in enumerate(outcomes) if outcome.status in RETRYABLE]
             wait = pause * (0.5 + random.random())  # noqa: S311 - jitter, not a secret
             if not again or remaining_s() <= wait:
                 break

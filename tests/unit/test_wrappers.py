@@ -206,10 +206,13 @@ def test_final_outcomes_are_final(tier, status):
     assert len(tier.calls) == 1
 
 
-def test_a_buffer_in_doubt_is_not_tried_again(tier):
-    tier.add("load", Fault(FaultKind.FAIL_KEYS, status=Status.TIMEOUT, buffer=BufferState.UNCERTAIN))
-    RetriedTier(tier, 3, lambda _s: None).load(KEYS, buffers())
-    assert len(tier.calls) == 1
+def test_a_value_that_broke_off_is_read_anew(tier):
+    fault = Fault(FaultKind.FAIL_KEYS, at=(1,), status=Status.UNAVAILABLE, buffer=BufferState.UNCERTAIN)
+    tier.add("load", fault)
+    into = buffers()
+    outcomes = RetriedTier(tier, 1, lambda _s: None).load(KEYS, into)
+    assert statuses(outcomes) == ["ok"] * 4
+    assert into[1][: outcomes[1].num_bytes] == VALUES[1].view
 
 
 def test_tries_are_counted_and_end(tier):

@@ -111,12 +111,12 @@ class Batch:
             outcome = self._receive(number, flight)
         except EXPECTED as exc:
             self._is_touched = self._is_touched or flight.is_touched
-            return self._failed(exc)
+            return self._failed(exc, BufferState.UNCERTAIN if flight.is_touched else BufferState.UNTOUCHED)
         self._is_touched = True
         self._num_lost = 0
         return outcome
 
-    def _failed(self, exc: BaseException) -> Outcome:
+    def _failed(self, exc: BaseException, buffer: BufferState = BufferState.UNTOUCHED) -> Outcome:
         if is_missing(exc):
             self._num_lost = 0
             self._is_touched = True
@@ -125,5 +125,4 @@ class Batch:
         self._num_lost += 1
         if fault.is_general or self._num_lost >= _MOST_LOST:
             self._end = (fault, exc)
-        # The connection is closed, so nothing writes into the buffer any more.
-        return failed(fault.status, fault.line, BufferState.UNTOUCHED)
+        return failed(fault.status, fault.line, buffer)

@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from flexkv_core import (
+    BufferState,
     Status,
     TierAccessError,
     TierTimeoutError,
@@ -44,6 +45,7 @@ def test_body_that_breaks_off_fails_one_key_only(stub, open_tier, how):
     outcomes = tier.load(keys, into)
     assert statuses(outcomes) == [Status.OK, Status.UNAVAILABLE, Status.OK, Status.OK]
     assert outcomes[1].reason
+    assert outcomes[1].buffer is BufferState.UNCERTAIN
     assert [bytes(into[i][:100_000]) == data[i] for i in (0, 2, 3)] == [True] * 3
     stub.behave()
     assert statuses(tier.load(keys, into)) == [Status.OK] * 4
