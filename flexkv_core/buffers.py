@@ -92,7 +92,7 @@ class SlotPool:
         self.capacity = fits if capacity is None else min(capacity, fits)
         self._lock = threading.Lock()
         self._free = list(range(self.capacity - 1, -1, -1))
-        self._is_taken = bytearray(self.capacity)
+        self._taken: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -120,19 +120,23 @@ class SlotPool:
             picked = self._free[keep:]
             del self._free[keep:]
             picked.reverse()
-            for index in picked:
-                self._is_taken[index] = 1
+            self._taken.update(picked)
         return picked
 
     def give(self, slots: Sequence[int]) -> None:
         """Give taken slots back.
 
         Raises:
-            ValueError: a slot is not taken; those before it were given back.
+            ValueError: a slot is not taken, or named twice; none was given back.
         """
         with self._lock:
-            for index in slots:
-                if index < 0 or not self._is_taken[index]:
-                    raise ValueError(f"slot {index} given back twice, or no slot")
-                self._is_taken[index] = 0
-                self._free.append(index)
+            mine = set(slots)
+            if len(mine) < len(slots) or not mine <= self._taken:
+                raise ValueError(f"slots given back twice, or no slots: {_wrong(slots, self._taken)}")
+            self._taken -= mine
+            self._free += slots
+
+
+def _wrong(slots: Sequence[int], taken: set[int]) -> list[int]:
+    """Those that are not taken, or named twice; the first few."""
+    return sorted({slot for slot in slots if slot not in taken or slots.count(slot) > 1})[:8]

@@ -182,7 +182,8 @@ class Cascade:
 
     def promoted(self, keys: Sequence[BlockKey], source: int) -> None:
         """Blocks came up from tier ``source`` into the first one: the tiers between get them too."""
-        self.pass_down(self._passing_of(keys), self._now, last=source)
+        if any(link is not self._host_link and link.keeps(Arrival.PROMOTED) for link in self._links[:source]):
+            self.pass_down(self._passing_of(keys), self._now, last=source)
 
     def pass_down(self, parts: Sequence[Passing], now: float, last: int | None = None) -> None:
         """Put blocks on their way into every tier that takes them and lacks them; up to tier ``last``."""
@@ -253,7 +254,7 @@ class Cascade:
         if not parts:
             link.evict(evicted, now)  # they are out of the index: nobody else would remove them
             return
-        calls = link.batches(_count(parts), link.workers.store_threads)
+        piece, calls = link.cut(_count(parts), link.workers.store_threads)
         if link.is_indexed:
             self._add(link, parts, calls, now)
             if link.doomed:  # they take the room of these blocks, which have their places by now
@@ -263,7 +264,7 @@ class Cascade:
             # Each call makes its own room, so that they fit in whatever order they run.
             room = len(evicted) if call is calls[-1] else len(call)
             gone, evicted = list(evicted[:room]), evicted[room:]
-            self._submit(link, mine, pins, gone, now, is_second_try=is_second_try)
+            self._submit(link, mine, pins, piece, gone, now, is_second_try=is_second_try)
 
     def _add(self, link: Link, parts: Sequence[Passing], calls: Sequence[range], now: float) -> None:
         """Give blocks places, one for each call: what comes together need not be split when it has come."""
@@ -340,6 +341,7 @@ class Cascade:
         link: Link,
         parts: list[Passing],
         pins: Pins,
+        piece: int,
         evicted: Sequence[BlockKey],
         now: float,
         *,
@@ -361,14 +363,16 @@ class Cascade:
                 keys,
                 partial(self._sealed, parts),
                 evict_first=evicted,
+                piece=piece,
                 deadline=now + link.config.store_deadline_s,
                 owner=batch,
             )
         )
 
-    def _sealed(self, parts: Sequence[Passing]) -> list[memoryview]:
-        """For workers: the blocks' values."""
+    def _sealed(self, parts: Sequence[Passing], first: int, last: int) -> list[memoryview]:
+        """For workers: values of some of the blocks."""
         layout, host = self._layout, self._host
+        parts = _split(_split(parts, last)[0], first)[1]
         slots = [slot for part in parts for slot in part.slots]
         views = host.pool.views(slots, layout.slot_bytes)
         rows = (row for part in parts for row in part.blocks.rows())

@@ -1,16 +1,17 @@
 """Queues and worker threads: the only place of the core that starts a thread for a tier.
 
 Each tier has a load queue and a store queue with threads of their own, so that stores never delay
-loads.  A call is submitted by the chain's thread, run by a worker, and comes back through one
-completion queue that the chain's thread drains.
+loads.  A call is submitted by the chain's thread, run by workers, and comes back through one
+completion queue that the chain's thread drains.  Workers cut it into pieces, each one call of the driver:
+so many threads are at it at once, and the chain's thread pays for one.
 
 Every call ends exactly once, with one outcome per key.  One that passes its deadline ends with
-``TIMEOUT``; if a worker had begun it, its buffers are ``UNCERTAIN`` and the call is *adrift* until
-the worker returns, which is reported by a second message (``Returned``): only then may the
-buffers be used again.
+``TIMEOUT`` for what is not over; if workers are at it, the buffers of these pieces are ``UNCERTAIN`` and the
+call is *adrift* until the last of them returns, which is reported by a second message (``Returned``): only
+then may the buffers be used again.
 
 Threads: ``submit``, ``drain``, ``expire`` and ``close`` belong to the chain's thread.  ``_Lane._lock``
-covers a lane's queue and the ``phase`` of its calls; workers and the chain's thread take it, and
+covers a lane's queue and what its calls note of their pieces; workers and the chain's thread take it, and
 nothing else is locked inside, but for the completion queue's own.
 """
 
@@ -51,43 +52,126 @@ class _Phase(Enum):
     ADRIFT = 3
 
 
+_ALIVE = (_Phase.QUEUED, _Phase.RUNNING)
+_CLOSING = "the chain is closing"
+_NO_TURN = "no turn before the deadline"
+
+
+def _no_buffers(_first: int, _last: int) -> Sequence[memoryview]:
+    return []
+
+
 @dataclass(eq=False, slots=True)
 class Call:
-    """One batch for one tier.
+    """One job for one tier.  Workers cut it into pieces, each of which is one call of the driver.
 
     Attributes:
         verb: What to do.
         keys: Distinct keys.
-        buffers: Gives a buffer for each key (load and store).  The worker calls it first: it may take its
-            time (sealing values, for one).
-        evict_first: Keys to remove before a store, by the same worker, to make room.
+        buffers: Gives a buffer for each of ``keys[first:last]`` (load and store).  The worker calls it first:
+            it may take its time (sealing values, for one).
+        evict_first: Keys to remove before a store, by the same workers, to make room.
+        piece: Keys that a worker takes at once; 0 for all.
         can_wait: Nobody needs it now: it goes behind all others of its lane, and where there are several
             threads it leaves one to them.
         deadline: When it is given up, on the executor's clock.
         owner: What the chain finds its job again with; opaque here.
         number: Unique; for logs.
-        left: Keys that were to be removed and may still be there; final once the worker is back.
-        seconds: How long the tier took, once it is over.
-        waits_for_turn: It has not reached the tier, which takes other calls first.
+        left: Keys that were to be removed and may still be there; final once all workers are back.
+        seconds: How long the tier took for all pieces together, one after another.
+        num_pieces: Pieces that are over.
+        phase: Where it stands; the lane's, as all below.
+        begun: Keys that workers have taken.
+        running: Pieces that workers are at.
+        outcomes: What the pieces gave that are over; None for each key of the others.
     """
 
     verb: Verb
     keys: Sequence[BlockKey]
-    buffers: Callable[[], Sequence[memoryview]] = list
+    buffers: Callable[[int, int], Sequence[memoryview]] = _no_buffers
     evict_first: Sequence[BlockKey] = ()
+    piece: int = 0
     can_wait: bool = False
     deadline: float = float("inf")
     owner: object = None
     number: int = field(default_factory=itertools.count().__next__)
     left: Sequence[BlockKey] = ()
     seconds: float = 0.0
-    waits_for_turn: bool = False
+    num_pieces: int = 0
     phase: _Phase = _Phase.QUEUED
+    begun: int = 0
+    running: list[Piece] = field(default_factory=list)
+    outcomes: list[Outcome | None] = field(default_factory=list)
+    _kept: list[BlockKey] = field(default_factory=list)
 
     @property
     def removes(self) -> Sequence[BlockKey]:
         """Keys that it removes."""
         return self.keys if self.verb is Verb.EVICT else self.evict_first
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something of it is queued."""
+        return self.phase is _Phase.QUEUED or (self.phase is _Phase.RUNNING and self.begun < len(self.keys))
+
+    def next_piece(self) -> Piece:
+        """What a worker takes now.  Each piece makes its own room; the last one makes the rest."""
+        first, count = self.begun, len(self.keys)
+        last = min(count, first + self.piece) if self.piece else count
+        removes = self.removes[first:] if last == count else self.removes[first:last]
+        piece = Piece(self, first, last, removes)
+        if not self.outcomes:
+            self.outcomes = [None] * count
+        self.phase, self.begun = _Phase.RUNNING, last
+        self.running.append(piece)
+        return piece
+
+    def take_in(self, piece: Piece, outcomes: Sequence[Outcome], seconds: float) -> None:
+        """A piece is over.  What is left to be removed may be told before the call is over."""
+        self.running.remove(piece)
+        self.seconds += seconds
+        self.num_pieces += 1
+        self._kept += piece.left
+        if self.phase is not _Phase.ADRIFT:
+            self.outcomes[piece.first : piece.last] = outcomes
+
+    def cut(self, outcome: Outcome) -> None:
+        """Nobody takes any more of it: the rest ends like this."""
+        self.outcomes[self.begun :] = [outcome] * (len(self.keys) - self.begun)
+        self._kept += self.removes[self.begun :]
+        self.begun = len(self.keys)
+
+    def end(self) -> None:
+        """Nothing of it is queued or runs any more."""
+        is_begun = self.phase is not _Phase.QUEUED and self.begun >= len(self.keys)
+        self.left = [*self._kept, *(() if is_begun else self.removes[self.begun :])]
+        self.phase = _Phase.OVER
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """A part of a call that one worker is at: one call of the driver.
+
+    Attributes:
+        whole: The call.
+        first: Position of its first key in the call.
+        last: One behind its last.
+        left: Keys that it was to remove and may still be there.
+        waits_for_turn: It has not reached the tier, which takes other calls first.
+    """
+
+    whole: Call
+    first: int
+    last: int
+    left: Sequence[BlockKey] = ()
+    waits_for_turn: bool = False
+
+    @property
+    def keys(self) -> Sequence[BlockKey]:
+        """Its keys."""
+        call = self.whole
+        is_all = self.first == 0 and self.last == len(call.keys)
+        return call.keys if is_all else call.keys[self.first : self.last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +211,12 @@ class Notice:
 
 
 Message = Completed | Returned | Notice
+
+
+def _completed(call: Call) -> Completed:
+    """The end of a call whose pieces are all over."""
+    outcomes = [outcome for outcome in call.outcomes if outcome is not None]
+    return Completed(call, outcomes, [i for i, outcome in enumerate(outcomes) if not outcome.is_ok])
 
 
 class Completions:
@@ -190,13 +280,13 @@ class _Lane:
             if not self._is_closed and not self.is_stuck:
                 (self._later if call.can_wait else self._queue).append(call)
                 self._open.add(call)
-                self._wake.notify()
+                self._wake.notify(-(-len(call.keys) // call.piece) if call.piece else 1)
                 return
-        self._refuse(call)
+        call.end()
         if self._is_closed:
-            self._end(call, Status.CANCELLED, "the chain is closing")
+            self._tell_end(call, Status.CANCELLED, _CLOSING)
         else:
-            self._end(call, Status.UNAVAILABLE, "no thread has come back from the tier")
+            self._tell_end(call, Status.UNAVAILABLE, "no thread has come back from the tier")
 
     @property
     def num_open(self) -> int:
@@ -205,11 +295,6 @@ class _Lane:
     @property
     def is_stuck(self) -> bool:
         return self._num_adrift >= len(self.threads)
-
-    @staticmethod
-    def _refuse(call: Call) -> None:
-        call.phase = _Phase.OVER
-        call.left = call.removes
 
     def expire(self, now: float) -> None:
         """End the calls whose deadline has passed."""
@@ -221,33 +306,47 @@ class _Lane:
             self._abandon(call, Status.TIMEOUT, "the deadline passed")
 
     def _abandon(self, call: Call, status: Status, reason: str, *, only_queued: bool = False) -> bool:
-        """End a call from outside: at once if nobody began it, else adrift; False if it is over already."""
+        """End a call from outside: at once if no worker is at it, else adrift; False if it is over already.
+
+        What its pieces have brought by then counts.
+        """
         with self._lock:
-            if call.phase is _Phase.QUEUED:
-                (self._later if call.can_wait else self._queue).remove(call)
-                self._open.discard(call)
-                self._refuse(call)
-                buffer = BufferState.UNTOUCHED
-            elif call.phase is _Phase.RUNNING and not only_queued:
-                call.phase, buffer = _Phase.ADRIFT, BufferState.UNCERTAIN
-                self._num_adrift += 1
-                if status is Status.TIMEOUT and call.waits_for_turn:
-                    status, reason = Status.LIMITED, "no turn before the deadline"
-            else:
+            if call.phase not in (_ALIVE[:1] if only_queued else _ALIVE):
                 return False
-            # Under the lock: the worker, which takes it on its way back, must not be heard of first.
-            self._end(call, status, reason, buffer)
+            if call.has_more:
+                (self._later if call.can_wait else self._queue).remove(call)
+            if call.running:
+                call.phase = _Phase.ADRIFT
+                self._num_adrift += len(call.running)
+            else:
+                self._open.discard(call)
+                call.end()
+            # Under the lock: a worker, which takes it on its way back, must not be heard of first.
+            self._tell_end(call, status, reason)
             return True
 
-    def _end(
-        self, call: Call, status: Status, reason: str, buffer: BufferState = BufferState.UNTOUCHED
-    ) -> None:
-        outcome = failed(status, reason, buffer)
-        is_adrift = buffer is BufferState.UNCERTAIN
-        is_late, is_refused = status is Status.TIMEOUT, status is Status.UNAVAILABLE
-        count = len(call.keys)
+    def _tell_end(self, call: Call, status: Status, reason: str) -> None:
+        """Tell of a call that has ended from outside; what workers are at is uncertain."""
+        if status is Status.TIMEOUT and call.running and all(piece.waits_for_turn for piece in call.running):
+            status, reason = Status.LIMITED, _NO_TURN
+        untouched = failed(status, reason, BufferState.UNTOUCHED)
+        given = call.outcomes or [None] * len(call.keys)
+        bad = [i for i, outcome in enumerate(given) if outcome is None or not outcome.is_ok]
+        outcomes = [untouched if outcome is None else outcome for outcome in given]
+        for piece in call.running:
+            uncertain = failed(status, reason, BufferState.UNCERTAIN)
+            if status is Status.TIMEOUT and piece.waits_for_turn:
+                uncertain = failed(Status.LIMITED, _NO_TURN, BufferState.UNCERTAIN)
+            outcomes[piece.first : piece.last] = [uncertain] * (piece.last - piece.first)
         self._completions.put(
-            Completed(call, [outcome] * count, range(count), is_adrift, is_late, is_refused)
+            Completed(
+                call,
+                outcomes,
+                bad,
+                is_adrift=bool(call.running),
+                is_late=status is Status.TIMEOUT,
+                is_refused=status is Status.UNAVAILABLE,
+            )
         )
 
     def withdraw(self, call: Call) -> bool:
@@ -259,71 +358,83 @@ class _Lane:
     def hurry(self, call: Call, deadline: float) -> None:
         """A call that could wait is needed now; what it has waited so far does not count."""
         with self._lock:
-            if call.phase is _Phase.QUEUED and call.can_wait:
+            if not call.can_wait:
+                return
+            if call.phase is _Phase.QUEUED:
+                call.deadline = max(call.deadline, deadline)
+            if call.has_more:
                 self._later.remove(call)
                 self._queue.append(call)
-                call.deadline = max(call.deadline, deadline)
-            elif call.phase in (_Phase.RUNNING, _Phase.ADRIFT) and call.can_wait:
-                self._num_later -= 1
+            self._num_later -= len(call.running)
             call.can_wait = False
-            self._wake.notify()
+            self._wake.notify_all()
 
-    def _next(self) -> Call | None:
+    def _next(self) -> Piece | None:
         """What to do next; a call that can wait leaves a thread free for what cannot."""
-        if self._queue:
-            return self._queue.popleft()
-        if self._later and self._num_later < max(1, len(self.threads) - 1):
+        calls = self._queue
+        if not calls:
+            if not self._later or self._num_later >= max(1, len(self.threads) - 1):
+                return None
             self._num_later += 1
-            return self._later.popleft()
-        return None
+            calls = self._later
+        piece = calls[0].next_piece()
+        if not calls[0].has_more:
+            calls.popleft()
+        return piece
 
     def _work(self) -> None:
         while True:
             with self._wake:
-                while (call := self._next()) is None:
+                while (piece := self._next()) is None:
                     if self._is_closed:
                         return
                     self._wake.wait()
-                call.phase = _Phase.RUNNING
             started = self._clock()
-            outcomes = self._run(call)
-            call.seconds = self._clock() - started
-            with self._lock:
-                is_adrift = call.phase is _Phase.ADRIFT
-                self._num_adrift -= is_adrift
-                self._num_later -= call.can_wait
-                call.phase = _Phase.OVER
-            bad = [i for i, outcome in enumerate(outcomes) if not outcome.is_ok]
-            self._completions.put(Returned(call) if is_adrift else Completed(call, outcomes, bad))
-            with self._lock:  # only now: whoever sees nothing open must find the message there
-                self._open.discard(call)
+            outcomes = self._run(piece)
+            self._take_in(piece, outcomes, self._clock() - started)
 
-    def _run(self, call: Call) -> list[Outcome]:
-        tier = self._tier
+    def _take_in(self, piece: Piece, outcomes: list[Outcome], seconds: float) -> None:
+        """A worker is back; the last one of a call tells of its end."""
+        call = piece.whole
+        with self._lock:
+            is_adrift = call.phase is _Phase.ADRIFT
+            self._num_adrift -= is_adrift
+            self._num_later -= call.can_wait
+            call.take_in(piece, outcomes, seconds)
+            if call.running or call.has_more:
+                return
+            call.end()
+        if is_adrift:
+            self._completions.put(Returned(call))
+        else:
+            self._completions.put(_completed(call))
+        with self._lock:  # only now: whoever sees nothing open must find the message there
+            self._open.discard(call)
+
+    def _run(self, piece: Piece) -> list[Outcome]:
+        tier, call, keys = self._tier, piece.whole, piece.keys
         try:
-            call.left = call.removes  # until they have been tried
-            with within(call.deadline, self._clock, call):
-                views = call.buffers()
+            with within(call.deadline, self._clock, piece):
+                views = call.buffers(piece.first, piece.last)
                 if call.verb is Verb.LOAD:
-                    return tier.load(call.keys, views)
+                    return tier.load(keys, views)
                 if call.verb is Verb.STORE:
-                    self._evict(call, call.evict_first)
-                    return tier.store(call.keys, views) if call.keys else []
+                    self._evict(piece, piece.left)
+                    return tier.store(keys, views) if keys else []
                 if call.verb is Verb.EVICT:
-                    return self._evict(call, call.keys)
-                return tier.lookup(call.keys)
+                    return self._evict(piece, keys)
+                return tier.lookup(keys)
         except BaseException as exc:  # noqa: BLE001 - the thread's top: a driver may even call sys.exit
             logger.exception("[FlexKV] a tier's wrapper failed in %s", call.verb.value)
-            return [failed(Status.UNAVAILABLE, repr(exc), BufferState.UNCERTAIN)] * len(call.keys)
+            return [failed(Status.UNAVAILABLE, repr(exc), BufferState.UNCERTAIN)] * len(keys)
 
-    def _evict(self, call: Call, keys: Sequence[BlockKey]) -> list[Outcome]:
+    def _evict(self, piece: Piece, keys: Sequence[BlockKey]) -> list[Outcome]:
         """Remove any number of keys, as many at once as the tier takes; note those that stay."""
         outcomes: list[Outcome] = []
-        call.left = keys
         size = max(1, self._tier.capabilities.max_batch)
         for start in range(0, len(keys), size):
             outcomes += self._tier.evict(keys[start : start + size])
-        call.left = [
+        piece.left = [
             key
             for key, outcome in zip(keys, outcomes, strict=True)
             if outcome.status not in (Status.OK, Status.MISS)
@@ -335,9 +446,14 @@ class _Lane:
         with self._lock:
             self._is_closed = True
             queued = [*self._queue, *self._later]
+            begun = [call for call in queued if call.running]
+            for call in begun:  # what workers are at may end
+                call.cut(failed(Status.CANCELLED, _CLOSING, BufferState.UNTOUCHED))
+                (self._later if call.can_wait else self._queue).remove(call)
             self._wake.notify_all()
         for call in queued:
-            self._abandon(call, Status.CANCELLED, "the chain is closing")
+            if call.has_more:
+                self._abandon(call, Status.CANCELLED, _CLOSING)
 
     def join(self, deadline: float) -> list[str]:
         """Wait for the threads; names of those that did not end (a driver that hangs)."""

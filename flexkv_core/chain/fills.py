@@ -1,17 +1,18 @@
-"""Fills: one block each on its way from a lower tier into a host slot; several loads may wait for one.
+"""Fills: blocks on their way from a lower tier into host slots; several loads may wait for one.
 
-A fill goes on when nobody waits for it any more: what it brings may stay in the first tier.  A slot that
-a late worker may still write into is kept back until the worker has returned.
+What is brought goes on when nobody waits for it any more: it may stay in the first tier.  A slot that a
+late worker may still write into is kept back until the worker has returned.
 
 Threads: the chain's thread only; workers do the I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
+from itertools import repeat, takewhile
+from typing import TypeVar
 
 from ..index.stretch import Stretch, in_a_row, whole_blocks
 from ..keys import BlockChain, BlockKey
@@ -27,49 +28,77 @@ from .prefetched import Prefetched
 _PREFETCH_BATCH = 8
 """Blocks of one prefetching call: what is needed now waits behind one such call at most."""
 
+T = TypeVar("T")
+Run = tuple[int, int]
+"""Positions ``[first, last)``."""
+
+
+@dataclass(slots=True)
+class Waiter:
+    """A load that waits for blocks in a row.
+
+    Attributes:
+        job: The load.
+        position: Where the first of them stands in its plan.
+        first: The first of them in the batch.
+        last: One behind the last.
+    """
+
+    job: LoadJob
+    position: int
+    first: int
+    last: int
+
 
 @dataclass(eq=False, slots=True)
-class Fill:
-    """One block on its way from a lower tier into a host slot.
-
-    Attributes:
-        key: The block's key.
-        link: Where it comes from.
-        slot: Where it goes.
-        is_promoted: Whether it stays in the first tier.
-        num_tokens: Tokens of the block.
-        is_prefetch: It is brought ahead of need, and nobody needs it so far.
-        waiting: The loads that wait for it, and its position in each.
-        batch: The call that brings it.
-    """
-
-    key: BlockKey
-    link: Link
-    slot: int
-    is_promoted: bool
-    num_tokens: int
-    is_prefetch: bool = False
-    waiting: list[tuple[LoadJob, int]] = field(default_factory=list)
-    batch: FillBatch | None = None
-
-
-@dataclass(eq=False)
 class FillBatch:
-    """What a load call's end is looked up by.
+    """Blocks of one load call.
 
     Attributes:
-        link: Where the blocks come from.
-        fills: The blocks.
-        pins: Blocks of that tier that are pinned for it.
-        call: The call.
+        link: Where they come from.
+        piece: Blocks that a worker reads at once.
+        keys: The blocks.
+        slots: Where each goes.
+        tokens: Tokens of each.
+        is_promoted: Whether they stay in the first tier.
+        ahead: Positions of those that are brought ahead of need, and that nobody needs so far.
+        waiting: The loads that wait for them.
+        pins: Blocks of the tier that are pinned for the call.
+        call: The call that brings them; None once it is over.
         is_withdrawn: It was taken back before anybody began it; its end may still have to be taken in.
+        quarantined: Slots that a worker may still write into, although the call was given up.
     """
 
     link: Link
-    fills: list[Fill]
+    piece: int
+    keys: list[BlockKey]
+    slots: list[int]
+    tokens: list[int]
+    is_promoted: bool
+    ahead: set[int]
+    waiting: list[Waiter] = field(default_factory=list)
     pins: list[BlockKey] = field(default_factory=list)
     call: Call | None = None
     is_withdrawn: bool = False
+    quarantined: Sequence[int] = ()
+
+    def part(self, numbers: list[int]) -> FillBatch:
+        """Some of the blocks, with those who wait for them and for no others; no call brings them."""
+        new = {i: at for at, i in enumerate(numbers)}
+        return FillBatch(
+            self.link,
+            self.piece,
+            [self.keys[i] for i in numbers],
+            [self.slots[i] for i in numbers],
+            [self.tokens[i] for i in numbers],
+            self.is_promoted,
+            {new[i] for i in self.ahead if i in new},
+            [
+                Waiter(waiter.job, waiter.position, new[waiter.first], new[waiter.last - 1] + 1)
+                for waiter in self.waiting
+                if waiter.first in new
+            ],
+        )
 
 
 class Fills:
@@ -90,22 +119,28 @@ class Fills:
         self._metrics = parts.metrics
         self._observers = parts.observers
         self._host_link = parts.host_link
-        self._fills: dict[BlockKey, Fill] = {}
+        self._coming: dict[BlockKey, FillBatch] = {}
         host = parts.host_link.number if parts.host_link is not None else -1
         most = max(1, int(parts.host_capacity_blocks * prefetch_share))
         self.prefetched = Prefetched(parts.index, parts.metrics, host=host, most_blocks=most)
         parts.capacity.on_host_evicted = self.prefetched.evicted
-        self.on_filled: Callable[[Sequence[Fill], float], None] = lambda _fills, _now: None
-        """Blocks lie whole in their slots; who uses them on takes them in this call."""
-        self.on_failed: Callable[[Fill, str, float], None] = lambda _fill, _cause, _now: None
-        """A block does not come, for this cause."""
+        self.on_filled: Callable[[FillBatch, Sequence[Run], float], None] = lambda _batch, _good, _now: None
+        """These blocks of a batch lie whole in their slots; who uses them on takes them in this call."""
+        self.on_failed: Callable[[LoadJob, str, float], None] = lambda _job, _cause, _now: None
+        """A block that a load waits for does not come, for this cause."""
         self.on_promoted: Callable[[Sequence[BlockKey], int], None] = lambda _keys, _source: None
         """Blocks came up into the first tier, from this one."""
 
     @property
     def num_open(self) -> int:
-        """Fills that have not ended."""
-        return len(self._fills)
+        """Blocks that are on their way."""
+        return len(self._coming)
+
+    def is_on_its_way(self, key: BlockKey) -> bool:
+        """Whether a block is being brought into a host slot."""
+        return key in self._coming
+
+    # ---- begin ---------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -123,17 +158,21 @@ class Fills:
         Returns:
             How many blocks of ``plan``, from its first one, may be had.
         """
-        new = [i for i in numbers if plan.keys[i] not in self._fills]
+        new = numbers
+        if self._coming:
+            new = [i for i in numbers if plan.keys[i] not in self._coming]
         wanted = self._worth_prefetching(plan, new, now) if is_prefetch else new
-        pins = [(link, self._pin(link, keys)) for link, keys in self._sources(plan, wanted)]
+        pins = [
+            (link, self._pin(link, [plan.keys[i] for i in mine]))
+            for link, mine in self._sources(plan, wanted)
+        ]
         slots = self._capacity.take_host_slots(self._host_link, len(wanted)) if wanted else []
         available = new[len(slots)] if len(slots) < len(new) else len(plan.keys)
-        fresh = self._new_fills(plan, wanted[: len(slots)], chain, slots, now)
+        batches = self._batches(plan, wanted[: len(slots)], slots, chain, now, is_prefetch=is_prefetch)
         if is_prefetch:
-            self.prefetched.begin(len(fresh))
-            for fill in fresh:
-                fill.is_prefetch = True
-        self._submit(fresh, now, can_wait=is_prefetch)
+            self.prefetched.begin(len(slots))
+        for batch in batches:
+            self._submit(batch, now)
         for link, keys in pins:  # each call has pinned its own by now
             self._unpin(link, keys)
         return available
@@ -146,48 +185,15 @@ class Fills:
         stay = set(self._promoted(plan, new[:room]))
         return list(takewhile(stay.__contains__, new[:room]))
 
-    def is_on_its_way(self, key: BlockKey) -> bool:
-        """Whether a block is being brought into a host slot."""
-        return key in self._fills
-
-    def wait_for(self, job: LoadJob, numbers: Sequence[int]) -> None:
-        """Have ``job`` wait for these blocks of its plan, which are on their way."""
-        keys, fills = job.plan.keys, self._fills
+    def _sources(self, plan: LoadPlan, numbers: Sequence[int]) -> list[tuple[Link, Sequence[int]]]:
+        """Positions of blocks of a plan by the tier that they lie in."""
+        tiers = plan.tiers
+        if numbers and tiers.count(tiers[numbers[0]]) == len(tiers):
+            return [(self._links[tiers[numbers[0]]], numbers)]
+        found: dict[int, list[int]] = {}
         for i in numbers:
-            fill = fills[keys[i]]
-            fill.waiting.append((job, i))
-            if fill.is_prefetch and not job.is_prefetch:
-                self._needed(fill, job)
-
-    def _needed(self, fill: Fill, job: LoadJob) -> None:
-        """What was brought ahead of need is needed now."""
-        fill.is_prefetch = False
-        self.prefetched.needed(fill.num_tokens)
-        if fill.batch is not None and fill.batch.call is not None:
-            fill.link.workers.hurry(fill.batch.call, job.begun + fill.link.config.load_deadline_s)
-
-    def leave(self, job: LoadJob) -> None:
-        """``job`` waits for nothing any more.
-
-        What is on its way goes on; what was only to be prefetched, and nobody has begun, does not.
-        """
-        left: dict[FillBatch, None] = {}
-        for key in job.plan.keys:
-            fill = self._fills.get(key)
-            if fill is not None:
-                fill.waiting = [entry for entry in fill.waiting if entry[0] is not job]
-                if fill.is_prefetch and fill.batch is not None:
-                    left[fill.batch] = None
-        for batch in left:
-            if batch.call is not None and not any(fill.waiting for fill in batch.fills):
-                batch.is_withdrawn = batch.link.workers.withdraw(batch.call) or batch.is_withdrawn
-
-    def _sources(self, plan: LoadPlan, numbers: Sequence[int]) -> list[tuple[Link, list[BlockKey]]]:
-        """Blocks of a plan by the tier that they lie in."""
-        found: dict[int, list[BlockKey]] = {}
-        for i in numbers:
-            found.setdefault(plan.tiers[i], []).append(plan.keys[i])
-        return [(self._links[tier], keys) for tier, keys in found.items()]
+            found.setdefault(tiers[i], []).append(i)
+        return [(self._links[tier], found[tier]) for tier in sorted(found)]
 
     def _pin(self, link: Link, keys: Sequence[BlockKey]) -> list[BlockKey]:
         return self._index.pin_ends(link.number, keys) if link.is_indexed else []
@@ -196,24 +202,58 @@ class Fills:
         for key in keys:
             self._index.unpin(link.number, key)
 
-    def _new_fills(
-        self, plan: LoadPlan, numbers: Sequence[int], chain: BlockChain, slots: Sequence[int], now: float
-    ) -> list[Fill]:
+    def _batches(
+        self,
+        plan: LoadPlan,
+        numbers: Sequence[int],
+        slots: Sequence[int],
+        chain: BlockChain,
+        now: float,
+        *,
+        is_prefetch: bool,
+    ) -> list[FillBatch]:
+        """Calls that bring these blocks, those of one tier and one fate together; they have places then."""
         promoted = self._promoted(plan, numbers)
-        stay, keys, tiers, tokens = set(promoted), plan.keys, plan.tiers, plan.stored_tokens
-        fresh = [
-            Fill(keys[i], self._links[tiers[i]], slot, i in stay, tokens[i])
-            for i, slot in zip(numbers, slots, strict=True)
-        ]
-        self._fills.update((fill.key, fill) for fill in fresh)
-        if self._host_link is not None:
-            for blocks in self._stretches(plan, promoted, chain):
-                size = self._layout.value_bytes(blocks.tokens_each)
-                self._index.add(self._host_link.number, blocks, num_bytes=size, now=now)
-        return fresh
+        keys, tokens, slot_of = plan.keys, plan.stored_tokens, dict(zip(numbers, slots, strict=True))
+        batches, ends = [], []
+        for link, mine in self._sources(plan, numbers):
+            for some, stays in _by_fate(mine, promoted):
+                piece, calls = link.cut(len(some), link.workers.load_threads)
+                if is_prefetch:
+                    piece = min(piece, _PREFETCH_BATCH)
+                    calls = [range(at, min(at + piece, len(some))) for at in range(0, len(some), piece)]
+                for call in calls:
+                    part = some[call.start : call.stop]
+                    batch = FillBatch(
+                        link,
+                        piece,
+                        [keys[i] for i in part],
+                        [slot_of[i] for i in part],
+                        [tokens[i] for i in part],
+                        stays,
+                        set(range(len(part))) if is_prefetch else set(),
+                    )
+                    batches.append(batch)
+                    ends.append(part[-1] + 1)
+                    self._coming.update(zip(batch.keys, repeat(batch)))
+        self._add(plan, promoted, ends, chain, now)
+        return batches
 
-    def _stretches(self, plan: LoadPlan, numbers: Sequence[int], chain: BlockChain) -> list[Stretch]:
-        """Blocks of a plan, with what they hang below.
+    def _add(
+        self, plan: LoadPlan, promoted: Sequence[int], ends: Sequence[int], chain: BlockChain, now: float
+    ) -> None:
+        """Give blocks places in the first tier, one for each call: what comes together is one place."""
+        if self._host_link is None:
+            return
+        for first, blocks in self._stretches(plan, promoted, chain):
+            size = self._layout.value_bytes(blocks.tokens_each)
+            inside = [end - first for end in ends if first < end < first + len(blocks)]
+            self._index.add(self._host_link.number, blocks, num_bytes=size, now=now, ends=inside)
+
+    def _stretches(
+        self, plan: LoadPlan, numbers: Sequence[int], chain: BlockChain
+    ) -> list[tuple[int, Stretch]]:
+        """Blocks of a plan, each with its position, and what they hang below.
 
         All but the last are the prompt's own.  The last may only begin like it: it lies in a tier of the
         index, since shared tiers are asked for whole blocks of the prompt alone.
@@ -225,21 +265,21 @@ class Fills:
             if number >= chain.num_full_blocks or chain.key(number) != plan.keys[last - 1]:
                 own -= 1
             if own:
-                stretches.append(whole_blocks(chain, plan.block + first, plan.block + first + own))
+                stretches.append((first, whole_blocks(chain, plan.block + first, plan.block + first + own)))
             if own < last - first:
                 other = self._index.block(plan.tiers[last - 1], plan.keys[last - 1])
                 if other is None:
                     raise AssertionError("a partly matched block lies in no tier of the index")
-                stretches.append(other)
+                stretches.append((last - 1, other))
         return stretches
 
-    def _promoted(self, plan: LoadPlan, numbers: Sequence[int]) -> list[int]:
+    def _promoted(self, plan: LoadPlan, numbers: Sequence[int]) -> Sequence[int]:
         """Those of the blocks that are to stay in the first tier."""
         host = self._host_link
         if host is None or host.config.read_only or host.config.write is WritePolicy.NEVER:
             return []
         absent = self._index.missing(host.number, [plan.keys[i] for i in numbers])
-        candidates = [numbers[at] for at in absent]
+        candidates = numbers if len(absent) == len(numbers) else [numbers[at] for at in absent]
         wishes = {tier: self._links[tier].config.promote for tier in set(plan.tiers)}
         if all(wish == "always" for wish in wishes.values()):
             return candidates
@@ -251,103 +291,158 @@ class Fills:
         place = self._index.place(tier, key)
         return place is None or place.hits + 1 >= wish
 
-    def _submit(self, fills: list[Fill], now: float, *, can_wait: bool) -> None:
-        most = _PREFETCH_BATCH if can_wait else None
-        for link in self._links:
-            mine = [fill for fill in fills if fill.link is link]
-            for batch in link.batches(len(mine), link.workers.load_threads, most):
-                self._submit_batch(link, [mine[i] for i in batch], now, can_wait=can_wait)
-
-    def _submit_batch(self, link: Link, fills: list[Fill], now: float, *, can_wait: bool) -> None:
-        keys = [fill.key for fill in fills]
-        batch = FillBatch(link, fills, self._pin(link, keys))
+    def _submit(self, batch: FillBatch, now: float) -> None:
+        link = batch.link
+        batch.pins = self._pin(link, batch.keys)
         batch.call = Call(
             Verb.LOAD,
-            keys,
-            partial(self._host.pool.views, [fill.slot for fill in fills], self._layout.slot_bytes),
-            can_wait=can_wait,
+            batch.keys,
+            partial(self._views, batch.slots),
+            piece=batch.piece,
+            can_wait=len(batch.ahead) == len(batch.keys),
             deadline=now + link.config.load_deadline_s,
             owner=batch,
         )
-        for fill in fills:
-            fill.batch = batch
-        link.load_begins(len(fills), now)
+        link.load_begins(len(batch.keys), now)
         link.workers.submit(batch.call)
+
+    def _views(self, slots: Sequence[int], first: int, last: int) -> list[memoryview]:
+        """For workers: where some of the blocks go."""
+        return self._host.pool.views(slots[first:last], self._layout.slot_bytes)
+
+    # ---- who waits -----------------------------------------------------------------------------
+
+    def wait_for(self, job: LoadJob, numbers: Sequence[int]) -> None:
+        """Have ``job`` wait for these blocks of its plan, which are on their way."""
+        for start, stop in in_a_row(numbers):
+            for position, batch, first, last in self._segments(job.plan.keys, start, stop):
+                batch.waiting.append(Waiter(job, position, first, last))
+                if batch.ahead and not job.is_prefetch:
+                    self._needed(batch, range(first, last), job)
+
+    def _segments(
+        self, keys: Sequence[BlockKey], start: int, stop: int
+    ) -> Iterator[tuple[int, FillBatch, int, int]]:
+        """Which batches bring ``keys[start:stop]``: ``(position, batch, first, last)``, without gaps."""
+        while start < stop:
+            batch = self._coming[keys[start]]
+            here = batch.keys
+            first = here.index(keys[start])
+            length = min(len(here) - first, stop - start)
+            if here[first : first + length] != keys[start : start + length]:
+                pairs = zip(here[first:], keys[start:], strict=False)
+                length = next(i for i, (mine, other) in enumerate(pairs) if mine != other)
+            yield start, batch, first, first + length
+            start += length
+
+    def _needed(self, batch: FillBatch, positions: range, job: LoadJob) -> None:
+        """What was brought ahead of need is needed now."""
+        needed = batch.ahead.intersection(positions)
+        for i in needed:
+            self.prefetched.needed(batch.tokens[i])
+        batch.ahead -= needed
+        if needed and batch.call is not None:
+            batch.link.workers.hurry(batch.call, job.begun + batch.link.config.load_deadline_s)
+
+    def leave(self, job: LoadJob) -> None:
+        """``job`` waits for nothing any more.
+
+        What is on its way goes on; what was only to be prefetched, and nobody has begun, does not.
+        """
+        if not self._coming:
+            return
+        for batch in dict.fromkeys(map(self._coming.get, job.plan.keys)):
+            if batch is None:
+                continue
+            batch.waiting = [waiter for waiter in batch.waiting if waiter.job is not job]
+            if batch.ahead and not batch.waiting and batch.call is not None:
+                batch.is_withdrawn = batch.link.workers.withdraw(batch.call) or batch.is_withdrawn
+
+    # ---- ends ----------------------------------------------------------------------------------
 
     def filled(self, end: Completed, batch: FillBatch, now: float) -> None:
         """A load call has ended."""
+        link = batch.link
         if end.is_late:
-            batch.link.note_late(end)
-        if batch.is_withdrawn:
-            end = self._without_wanted(end, batch, now)
-        self._unpin(batch.link, batch.pins)
-        batch.call = None
-        good: list[Fill] = []
-        sizes: list[int] = []
-        for fill, outcome in zip(batch.fills, end.outcomes, strict=True):
-            del self._fills[fill.key]
-            fill.batch = None  # it is over: what points in a circle would wait for the garbage collector
-            if outcome.status is Status.OK:
-                good.append(fill)
-                sizes.append(outcome.num_bytes)
-        if good:
-            self._succeeded(good, sizes, now)
-            self._observers.loaded(batch.link.name, [fill.key for fill in good], sum(sizes))
-        if len(good) < len(batch.fills):
+            link.note_late(end)
+        self._unpin(link, batch.pins)
+        batch.pins, batch.call = [], None
+        if batch.is_withdrawn and batch.waiting:
+            batch, end = self._ask_again(batch, end, now)
+        for key in batch.keys:
+            del self._coming[key]
+        good = [(0, len(batch.keys))]
+        if end.bad:
+            good = in_a_row(sorted(set(range(len(batch.keys))).difference(end.bad)))
+        num_bytes, promoted = self._succeeded(batch, good, end.outcomes, now) if good else (0, [])
+        if end.bad:
             self._failed(batch, end, now)
-        batch.link.load_ended(end, sum(sizes), self._layout.slot_bytes, now)
-        if good:
-            self.on_promoted([fill.key for fill in good if fill.is_promoted], batch.link.number)
+        batch.waiting = []
+        link.load_ended(end, num_bytes, self._layout.slot_bytes, now)
+        if promoted:
+            self.on_promoted(promoted, link.number)
 
-    def _without_wanted(self, end: Completed, batch: FillBatch, now: float) -> Completed:
-        """Ask again for blocks of a withdrawn call that somebody has come to wait for since."""
-        wanted = [fill for fill in batch.fills if fill.waiting]
-        if wanted:
-            batch.fills = [fill for fill in batch.fills if not fill.waiting]
-            self._submit_batch(batch.link, wanted, now, can_wait=all(fill.is_prefetch for fill in wanted))
-        count = len(batch.fills)
-        return replace(end, outcomes=end.outcomes[:count], bad=end.bad[:count])  # they are all alike
+    def _ask_again(self, batch: FillBatch, end: Completed, now: float) -> tuple[FillBatch, Completed]:
+        """Somebody has come to wait for blocks of a withdrawn call since; returns what is left of it."""
+        wanted = sorted({i for waiter in batch.waiting for i in range(waiter.first, waiter.last)})
+        again = batch.part(wanted)
+        self._coming.update(zip(again.keys, repeat(again)))
+        self._submit(again, now)
+        left = batch.part(sorted(set(range(len(batch.keys))).difference(wanted)))
+        count = len(left.keys)
+        return left, replace(end, outcomes=end.outcomes[:count], bad=range(count))  # they are all alike
 
     def returned(self, batch: FillBatch) -> None:
         """The worker of a load call that was given up has come back."""
-        for fill in batch.fills:
-            self._host.end_quarantine(fill.slot)
+        for slot in batch.quarantined:
+            self._host.end_quarantine(slot)
 
-    def _succeeded(self, fills: Sequence[Fill], sizes: Sequence[int], now: float) -> None:
-        stay = [(f.key, f.slot, size) for f, size in zip(fills, sizes, strict=True) if f.is_promoted]
-        if stay and self._host_link is not None:
-            keys, slots, lengths = map(list, zip(*stay, strict=True))
-            self._host.publish(keys, slots, lengths)
+    def _succeeded(
+        self, batch: FillBatch, good: Sequence[Run], outcomes: Sequence[Outcome], now: float
+    ) -> tuple[int, list[BlockKey]]:
+        """Blocks have come; their bytes, and those that stay in the first tier."""
+        keys, slots = batch.keys, batch.slots
+        sizes = [outcome.num_bytes for outcome in outcomes]
+        if good != [(0, len(keys))]:
+            keys, slots, sizes = _picked(keys, good), _picked(slots, good), _picked(sizes, good)
+        num_bytes = sum(sizes)
+        if batch.is_promoted and self._host_link is not None:
+            self._host.publish(keys, slots, sizes)
             self._index.publish(self._host_link.number, keys)
-            self._observers.stored(self._host_link.name, keys, sum(lengths))
-        for fill in fills:
-            if fill.is_prefetch:
-                self.prefetched.arrived(fill.key, fill.num_tokens, now)
-        self.on_filled(fills, now)
-        self._host.drop([fill.slot for fill in fills if not fill.is_promoted])
+            self._observers.stored(self._host_link.name, keys, num_bytes)
+        for i in sorted(batch.ahead):
+            if outcomes[i].is_ok:
+                self.prefetched.arrived(batch.keys[i], batch.tokens[i], now)
+        self.on_filled(batch, good, now)
+        if not batch.is_promoted:
+            self._host.drop(slots)
+        self._observers.loaded(batch.link.name, keys, num_bytes)
+        return num_bytes, keys if batch.is_promoted else []
 
     def _failed(self, batch: FillBatch, end: Completed, now: float) -> None:
-        pairs = zip(batch.fills, end.outcomes, strict=True)
-        bad = [(fill, outcome) for fill, outcome in pairs if not outcome.is_ok]
-        if self._host_link is not None:
-            self._index.remove(self._host_link.number, [fill.key for fill, _ in bad if fill.is_promoted])
+        if batch.is_promoted and self._host_link is not None:
+            self._index.remove(self._host_link.number, [batch.keys[i] for i in end.bad])
+        slots = [batch.slots[i] for i in end.bad]
         if end.is_adrift:
-            for fill, _ in bad:
-                self._host.quarantine(fill.slot)
+            batch.quarantined = slots
+            for slot in slots:
+                self._host.quarantine(slot)
         else:
-            self._host.drop([fill.slot for fill, _ in bad])
-        for fill, outcome in bad:
-            self._fill_failed(fill, outcome, now)
+            self._host.drop(slots)
+        for i in end.bad:
+            self._fill_failed(batch, i, end.outcomes[i].status, now)
 
-    def _fill_failed(self, fill: Fill, outcome: Outcome, now: float) -> None:
-        link = fill.link
-        if fill.is_prefetch:
-            self.prefetched.failed(fill.num_tokens)
-        if not (fill.is_prefetch and outcome.status is Status.CANCELLED):
-            self._metrics.count("load_failures", tier=link.name, cause=outcome.status.value)
-        if outcome.status in (Status.MISS, Status.CORRUPT):
-            self._forget(link, fill.key, is_damaged=outcome.status is Status.CORRUPT, now=now)
-        self.on_failed(fill, f"{link.name}:{outcome.status.value}", now)
+    def _fill_failed(self, batch: FillBatch, number: int, status: Status, now: float) -> None:
+        link, is_ahead = batch.link, number in batch.ahead
+        if is_ahead:
+            self.prefetched.failed(batch.tokens[number])
+        if not (is_ahead and status is Status.CANCELLED):
+            self._metrics.count("load_failures", tier=link.name, cause=status.value)
+        if status in (Status.MISS, Status.CORRUPT):
+            self._forget(link, batch.keys[number], is_damaged=status is Status.CORRUPT, now=now)
+        for waiter in batch.waiting:
+            if waiter.first <= number < waiter.last:
+                self.on_failed(waiter.job, f"{link.name}:{status.value}", now)
 
     def _forget(self, link: Link, key: BlockKey, *, is_damaged: bool, now: float) -> None:
         """A tier that promised a block does not have it: do not promise it again."""
@@ -360,3 +455,16 @@ class Fills:
             is_useless = True  # it may lie there all the same: one that no codec knows is a miss, too
         if is_useless and not link.config.read_only:
             link.evict([key], now)
+
+
+def _by_fate(numbers: Sequence[int], promoted: Sequence[int]) -> list[tuple[Sequence[int], bool]]:
+    """Positions apart by whether they are among the ``promoted``."""
+    stay = set(promoted)
+    staying = [i for i in numbers if i in stay]
+    if len(staying) in (0, len(numbers)):
+        return [(numbers, bool(staying))]
+    return [(staying, True), ([i for i in numbers if i not in stay], False)]
+
+
+def _picked(values: Sequence[T], runs: Sequence[Run]) -> list[T]:
+    return [value for first, last in runs for value in values[first:last]]

@@ -87,15 +87,9 @@ class HostSlots:
         Raises:
             ValueError: a slot has no user.
         """
-        more, freed = self._more_users, []
-        for slot in slots:
-            others = more.get(slot, 0)
-            if not others:
-                freed.append(slot)
-            elif others > 1:
-                more[slot] = others - 1
-            else:
-                del more[slot]
+        freed = slots
+        if self._more_users and not self._more_users.keys().isdisjoint(slots):
+            freed = [slot for slot in slots if not self._has_others(slot)]
         if not freed:
             return
         if self.direct is not None:
@@ -103,6 +97,13 @@ class HostSlots:
         else:
             self.pool.give(freed)
         self._num_lent -= len(freed)
+
+    def _has_others(self, slot: int) -> bool:
+        """Whether a slot has users left after one has dropped it."""
+        others = self._more_users.pop(slot, 0)
+        if others > 1:
+            self._more_users[slot] = others - 1
+        return others > 0
 
     def filled(self, slots: Sequence[int]) -> None:
         """The device has filled these: they have no header yet, or that of their last blocks."""

@@ -29,6 +29,8 @@ _KNOWN_LIMIT = 200_000
 _NEVER = float("-inf")
 _OWED_LIMIT = 100_000
 """Blocks that a tier missed and values that could not be removed: so many of each are remembered."""
+_PIECES_EACH = 4
+"""Pieces of one call for each thread."""
 _TRY_EVERY_S = 10.0
 """A tier whose speed is unknown or bad is given something to load so often, to measure it."""
 
@@ -244,11 +246,13 @@ class Link:
 
         That a rate limit leaves no turn before the deadline says the same.
         """
-        self.num_loading -= len(end.call.keys)
-        if num_bytes:
-            self.speed.observe(num_bytes, end.call.seconds, now)
-        elif end.is_adrift or any(outcome.status is Status.LIMITED for outcome in end.outcomes):
-            self.speed.observe(len(end.call.keys) * slot_bytes, self.config.load_deadline_s, now)
+        call = end.call
+        self.num_loading -= len(call.keys)
+        if end.is_adrift or (not num_bytes and any(o.status is Status.LIMITED for o in end.outcomes)):
+            piece = call.piece or len(call.keys)
+            self.speed.observe(piece * slot_bytes, self.config.load_deadline_s, now)
+        elif num_bytes:
+            self.speed.observe(num_bytes / call.num_pieces, call.seconds / call.num_pieces, now)
 
     def may_try(self, now: float) -> bool:
         """Whether a load that only measures the tier may begin now: one at a time, now and then."""
@@ -263,7 +267,7 @@ class Link:
         has_waited = self.wrapped.limit is not None or end.call.can_wait
         has_waited = has_waited or (self.wrapped.has_turns and end.call.verb is not Verb.LOAD)
         if end.is_adrift or not has_waited:
-            first, verb = end.outcomes[0], end.call.verb
+            first, verb = end.outcomes[end.bad[0]], end.call.verb
             self.wrapped.breaker.report(
                 first.status, first.reason, verb.value, is_final=verb is Verb.LOAD, call=end.call
             )
@@ -295,11 +299,15 @@ class Link:
                 if self.leaving[key] <= 0:
                     del self.leaving[key]
 
-    def batches(self, count: int, threads: int, most: int | None = None) -> list[range]:
-        """Cut ``count`` keys into calls: as many at once as there are threads, none too long."""
-        size = max(1, min(most or self.capabilities.max_batch, -(-count // max(1, threads))))
-        size = min(size, self.capabilities.max_batch)
-        return [range(start, min(start + size, count)) for start in range(0, count, size)]
+    def cut(self, count: int, threads: int) -> tuple[int, list[range]]:
+        """How ``count`` keys come to as many threads at once: keys of a piece, and the calls that it cuts.
+
+        A call is a few pieces for each thread: enough that the chain's thread has few ends to take in, little
+        enough that who wants some of it, or waits behind it, does not wait for all.
+        """
+        piece = max(1, min(self.capabilities.max_batch, -(-count // max(1, threads))))
+        size = piece * max(1, threads) * _PIECES_EACH
+        return piece, [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 class LaneThreads(NamedTuple):

@@ -19,7 +19,7 @@ from ..keys import BlockChain
 from ..tier import Status
 from ..transfer import CopyJob, Fence, HostSpans, Ticket, begin_copy
 from .choice import Choice
-from .fills import Fill, Fills
+from .fills import FillBatch, Fills, Run, Waiter
 from .jobs import LoadJob, LoadState
 from .parts import ChainParts
 from .plan import LoadPlan, plan_load
@@ -160,27 +160,30 @@ class Loads:
         self._fills.wait_for(job, to_fill)
         return to_fill
 
-    def _filled(self, fills: Sequence[Fill], now: float) -> None:
-        arrived: dict[LoadJob, list[Fill]] = {}
-        for fill in fills:
-            for job, position in fill.waiting:
-                job.slots[position] = fill.slot
-                arrived.setdefault(job, []).append(fill)
-        for job, mine in arrived.items():
-            if self._host_link is not None:
-                kept = [fill.key for fill in mine if fill.is_promoted]
-                job.pinned += self._index.pin_ends(self._host_link.number, kept)
-            lent = [fill.slot for fill in mine if not fill.is_promoted]
-            self._host.use(lent)
-            job.lent += lent
-            job.num_waiting -= len(mine)
-        for job in arrived:
+    def _filled(self, batch: FillBatch, good: Sequence[Run], now: float) -> None:
+        for waiter in batch.waiting:
+            for first, last in good:
+                self._take_over(waiter, batch, max(first, waiter.first), min(last, waiter.last))
+        for job in dict.fromkeys(waiter.job for waiter in batch.waiting):
             if not job.num_waiting and job.state is LoadState.STAGING:
                 self._staged(job, now)
 
-    def _fill_failed(self, fill: Fill, cause: str, now: float) -> None:
-        for job, _ in fill.waiting:
-            self._give_up(job, LoadState.FAILED, cause, now)
+    def _take_over(self, waiter: Waiter, batch: FillBatch, first: int, last: int) -> None:
+        """Blocks ``first`` to ``last`` of a batch have come for a load that waits for them."""
+        if first >= last:
+            return
+        job, at = waiter.job, waiter.position + first - waiter.first
+        slots = batch.slots[first:last]
+        job.slots[at : at + len(slots)] = slots
+        job.num_waiting -= len(slots)
+        if batch.is_promoted and self._host_link is not None:
+            job.pinned += self._index.pin_ends(self._host_link.number, batch.keys[first:last])
+        else:
+            self._host.use(slots)
+            job.lent += slots
+
+    def _fill_failed(self, job: LoadJob, cause: str, now: float) -> None:
+        self._give_up(job, LoadState.FAILED, cause, now)
 
     # ---- copying -------------------------------------------------------------------------------
 

@@ -113,13 +113,14 @@ class BreakerTier(WrappedTier):
             operation: What it did.
             is_final: The tier is down at once: a request has waited for it as long as any may, and whoever
                 comes next must not wait as well.
-            call: Which call, as ``within`` was told: if it was probing, another may.
+            call: Which call, pieces of which ``within`` was told: if one was probing, another may.
         """
         if self._limit and status in DOWN:
             self._note(operation, call, is_down=True, reason=reason, is_final=is_final)
 
     def _guarded(self, operation: str, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
-        call = running_call() or object()
+        running = running_call()
+        call = running.whole if running is not None else object()
         if self._limit and not self._may_pass(call):
             reason = f"{IS_DOWN}{self._reason}"
             return [failed(Status.UNAVAILABLE, reason, BufferState.UNTOUCHED)] * count

@@ -14,11 +14,15 @@ _thread = threading.local()
 
 
 class RunningCall(Protocol):
-    """What wrappers tell of the call that runs on their thread.
+    """What wrappers know of the call that runs on their thread.
 
     Attributes:
+        whole: What it is a piece of, by which whoever gives it up names it.
         waits_for_turn: It has not reached the tier: it waits while others go first.
     """
+
+    @property
+    def whole(self) -> object: ...
 
     waits_for_turn: bool
 

@@ -264,7 +264,7 @@ class ChainMachine(RuleBasedStateMachine):
     def check_slots(self) -> None:
         chain = self.world.chain
         pool, host = chain.host.pool, chain.host
-        taken = sum(pool._is_taken)
+        taken = len(pool._taken)
         assert pool.num_free + taken == pool.capacity
         published = len(host.direct._published) if host.direct is not None else 0
         assert published + host.num_lent == taken

@@ -87,14 +87,16 @@ def test_room_for_less_than_one_block_is_told_in_numbers(at, kind):
         opened.close()
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 64, 65, 1000])
+@pytest.mark.parametrize("count", [0, 1, 5, 64, 65, 1000, 5000])
 @pytest.mark.parametrize("threads", [1, 3, 8])
-def test_batches_cover_all_and_none_is_too_long(count, threads):
+def test_calls_cover_all_and_no_piece_is_too_long(count, threads):
     world = World([(MemoryTier(context_for(LAYOUT), TierCapabilities(max_batch=64)), {})])
-    batches = world.chain.links[0].batches(count, threads)
-    assert [i for batch in batches for i in batch] == list(range(count))
-    assert all(1 <= len(batch) <= 64 for batch in batches)
-    assert len(batches) >= min(count, threads) - 1
+    piece, calls = world.chain.links[0].cut(count, threads)
+    assert [i for call in calls for i in call] == list(range(count))
+    assert 1 <= piece <= 64
+    pieces = sum(-(-len(call) // piece) for call in calls)
+    assert pieces >= min(count, threads) - 1, "as many at once as there are threads"
+    assert len(calls) <= 1 + pieces // threads
     world.close()
 
 

@@ -18,7 +18,7 @@ from flexkv_core.testing import (
     make_values,
     small_layout,
 )
-from flexkv_core.tier import BufferState, Status, TierCapabilities
+from flexkv_core.tier import MISS, BufferState, Status, TierCapabilities
 from tests.support.waiting import DEADLINE_S, wait_until
 
 LAYOUT = small_layout()
@@ -46,12 +46,17 @@ class Bench:
     def call(self, verb=Verb.LOAD, count=1, **kwargs) -> Call:
         values = self.values[:count]
         views = [value.view for value in values] if verb in (Verb.LOAD, Verb.STORE) else []
-        return Call(verb, [value.key for value in values], **{"buffers": lambda: views, **kwargs})
+        given = {"buffers": lambda first, last: views[first:last]} | kwargs
+        return Call(verb, [value.key for value in values], **given)
 
     def submit(self, *args, **kwargs) -> Call:
         call = self.call(*args, **kwargs)
         self.workers.submit(call)
         return call
+
+    def wait_pieces(self, call: Call, count: int) -> None:
+        """Until so many pieces of a call are over."""
+        wait_until(lambda: call.num_pieces >= count)
 
     def take(self, count: int) -> list:
         messages: list = []
@@ -158,7 +163,7 @@ def test_calls_for_a_lane_whose_threads_all_hang_end_at_once(bench):
 def test_a_thread_survives_whatever_is_raised(bench, error, caplog):
     one = bench()
 
-    def fail() -> None:
+    def fail(*_: int) -> None:
         raise error
 
     one.submit(Verb.STORE, buffers=fail)
@@ -185,7 +190,7 @@ def test_evictions_are_told_also_if_the_store_failed_before_them(bench):
     """Sealing may fail: what was to make room then is out of the index, and still there."""
     one = bench()
 
-    def fail() -> None:
+    def fail(*_: int) -> None:
         raise ValueError("made by the test")
 
     keys = [value.key for value in one.values[2:5]]
@@ -222,9 +227,12 @@ def test_close_ends_queued_calls_and_lets_running_ones_run(bench):
     assert one.take(1)[0].call is running
 
 
-def test_every_call_ends_exactly_once_under_expiry_from_outside(bench):
+@pytest.mark.parametrize("piece", [0, 1])
+def test_every_call_ends_exactly_once_under_expiry_from_outside(bench, piece):
     one = bench(threads=3)
-    calls = [one.call(Verb.LOOKUP, 2, deadline=one.clock() + number % 3) for number in range(300)]
+    calls = [
+        one.call(Verb.LOOKUP, 2, piece=piece, deadline=one.clock() + number % 3) for number in range(300)
+    ]
     for call in calls:
         one.workers.submit(call)
         one.workers.expire(one.clock() + 1)
@@ -242,3 +250,161 @@ def test_threads_are_named_after_tier_and_lane(bench):
     bench(threads=2)
     names = {thread.name for thread in threading.enumerate()}
     assert {"flexkv-t-load-0", "flexkv-t-load-1", "flexkv-t-store-0"} <= names
+
+
+# ---- pieces -------------------------------------------------------------------------------------
+
+
+def sizes(one: Bench, operation: str) -> list[int]:
+    return [count for name, count in one.tier.calls if name == operation]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 8])
+def test_workers_cut_a_call_that_ends_once(bench, threads, piece):
+    one = bench(threads=threads)
+    one.submit(Verb.STORE, 5, piece=piece)
+    (end,) = one.take(1)
+    assert [outcome.status for outcome in end.outcomes] == [Status.OK] * 5
+    assert sorted(sizes(one, "store")) == sorted([piece] * (5 // piece) + [5 % piece] * (5 % piece > 0))
+    one.tier.add("load", Fault(FaultKind.FAIL_KEYS, at=(0,)))
+    for value in one.values:
+        value.view[:] = bytes(len(value.view))
+    call = one.submit(Verb.LOAD, 5, piece=piece)
+    (end,) = one.take(1)
+    (bad,) = end.bad
+    assert [outcome.is_ok for outcome in end.outcomes] == [i != bad for i in range(5)]
+    assert bad % piece == 0
+    assert call.num_pieces == len(sizes(one, "load"))
+    assert one.workers.num_open == 0
+
+
+def test_all_threads_are_at_one_call(bench):
+    one = bench(threads=3)
+    one.tier.add("load", *[Fault(FaultKind.HANG)] * 3)
+    one.submit(Verb.LOAD, 8, piece=2)
+    one.tier.wait_hanging(3)
+    assert sizes(one, "load") == [2, 2, 2]
+    one.tier.release()
+    assert len(one.take(1)[0].outcomes) == 8
+    assert sizes(one, "load") == [2, 2, 2, 2]
+
+
+def test_what_is_over_before_the_deadline_counts(bench):
+    """Of two threads one hangs: what the other one has brought is good, the rest is told apart."""
+    one = bench(threads=2)
+    one.submit(Verb.STORE, 8)
+    one.take(1)
+    one.tier.add("load", Fault(FaultKind.HANG))
+    call = one.submit(Verb.LOAD, 8, piece=1, deadline=one.clock() + 5)
+    one.tier.wait_hanging()
+    one.wait_pieces(call, 7)
+    one.workers.expire(one.clock() + 5)
+    (end,) = one.take(1)
+    assert (end.is_adrift, end.is_late) == (True, True)
+    (late,) = end.bad
+    assert end.outcomes[late].status is Status.TIMEOUT
+    assert end.outcomes[late].buffer is BufferState.UNCERTAIN
+    assert sum(outcome.is_ok for outcome in end.outcomes) == 7
+    assert one.workers.can_load, "one thread is left"
+    one.tier.release()
+    assert isinstance(one.take(1)[0], Returned)
+    assert one.workers.num_open == 0
+
+
+def test_what_nobody_has_begun_is_untouched(bench):
+    """Both threads hang: a call is adrift until the last one is back, and is heard of once."""
+    one = bench(threads=2)
+    one.tier.add("load", *[Fault(FaultKind.HANG)] * 2)
+    call = one.submit(Verb.LOAD, 8, piece=2, deadline=one.clock() + 5)
+    one.tier.wait_hanging(2)
+    one.workers.expire(one.clock() + 5)
+    (end,) = one.take(1)
+    untouched, uncertain = BufferState.UNTOUCHED, BufferState.UNCERTAIN
+    assert [outcome.buffer for outcome in end.outcomes] == [uncertain] * 4 + [untouched] * 4
+    assert {outcome.status for outcome in end.outcomes} == {Status.TIMEOUT}
+    assert not one.workers.can_load
+    one.tier.release()
+    (back,) = one.take(1)
+    assert (type(back), back.call) == (Returned, call)
+    assert one.workers.can_load
+    assert sizes(one, "load") == [2, 2]
+    assert one.completions.is_empty()
+
+
+def test_a_call_that_is_given_up_between_two_pieces_is_not_adrift(bench):
+    """No worker is at it then, so nobody touches its buffers."""
+    one = bench()
+    idle = TierWorkers(
+        "idle", one.tier, load_threads=1, store_threads=1, completions=one.completions, clock=one.clock
+    )
+    call = one.call(Verb.LOAD, 3, piece=1, deadline=one.clock() + 5)
+    idle.submit(call)
+    lane = idle._loads
+    lane._take_in(lane._next(), [MISS], 0.1)
+    idle.expire(one.clock() + 5)
+    (end,) = one.take(1)
+    assert (end.is_adrift, end.is_late) == (False, True)
+    assert [outcome.status for outcome in end.outcomes] == [Status.MISS] + [Status.TIMEOUT] * 2
+    assert [outcome.buffer for outcome in end.outcomes] == [BufferState.UNTOUCHED] * 3
+    assert idle.num_open == 0
+    assert lane._next() is None
+
+
+def test_a_piece_that_breaks_spoils_no_other(bench):
+    one = bench()
+    one.submit(Verb.LOAD, 2, piece=1, buffers=_fails_at(1, one))
+    (end,) = one.take(1)
+    assert [outcome.status for outcome in end.outcomes] == [Status.MISS, Status.UNAVAILABLE]
+
+
+def _fails_at(position: int, one: Bench):
+    def buffers(first: int, last: int) -> list[memoryview]:
+        if first == position:
+            raise ValueError("made by the test")
+        return [value.view for value in one.values[first:last]]
+
+    return buffers
+
+
+def test_closing_lets_pieces_end_that_were_begun(bench):
+    one = bench()
+    one.tier.add("store", Fault(FaultKind.HANG))
+    keys = [value.key for value in one.values[5:8]]
+    call = one.submit(Verb.STORE, 3, piece=1, evict_first=keys)
+    one.tier.wait_hanging()
+    one.workers.close()
+    assert one.completions.is_empty()
+    one.tier.release()
+    (end,) = one.take(1)
+    assert end.call is call
+    assert [outcome.status for outcome in end.outcomes] == [Status.OK] + [Status.CANCELLED] * 2
+    assert [outcome.buffer for outcome in end.outcomes][1:] == [BufferState.UNTOUCHED] * 2
+    assert list(call.left) == keys[1:]
+
+
+def test_each_piece_makes_its_own_room(bench):
+    """Nothing is removed long before something takes its place, and the last piece removes the rest."""
+    one = bench()
+    one.submit(Verb.STORE, 8)
+    one.take(1)
+    one.tier.calls.clear()
+    gone = [value.key for value in one.values[3:8]]
+    one.tier.add("evict", Fault(FaultKind.FAIL_KEYS, at=(0,)))
+    call = one.submit(Verb.STORE, 3, piece=2, evict_first=gone)
+    one.take(1)
+    assert one.tier.calls == [("evict", 2), ("store", 2), ("evict", 3), ("store", 1)]
+    assert call.left == gone[:1]
+
+
+def test_a_prefetch_that_is_needed_now_goes_first_in_the_middle(bench):
+    one = bench()
+    one.tier.add("load", Fault(FaultKind.HANG))
+    first = one.submit(Verb.LOAD, 2, piece=1, can_wait=True)
+    one.tier.wait_hanging()
+    one.submit(Verb.LOAD, 1, can_wait=True)
+    one.workers.hurry(first, one.clock() + 100)
+    one.tier.release()
+    ends = one.take(2)
+    assert ends[0].call is first
+    assert one.workers.num_open == 0

@@ -44,7 +44,7 @@ def test_a_call_is_open_until_its_message_is_there() -> None:
     completions.workers = workers
     workers.start()
     value = make_values(layout, 1)[0]
-    workers.submit(Call(Verb.STORE, [value.key], lambda: [value.view]))
+    workers.submit(Call(Verb.STORE, [value.key], lambda *_: [value.view]))
     assert len(completions.wait(DEADLINE_S)) == 1
     assert completions.open == [1]
     workers.close()
@@ -78,7 +78,7 @@ def test_nobody_hears_that_a_worker_is_back_before_it_was_given_up() -> None:
     workers.start()
     value = make_values(layout, 1)[0]
     tier.add("load", Fault(FaultKind.HANG))
-    workers.submit(Call(Verb.LOAD, [value.key], lambda: [value.view], deadline=clock() + 1))
+    workers.submit(Call(Verb.LOAD, [value.key], lambda *_: [value.view], deadline=clock() + 1))
     tier.wait_hanging()
     workers.expire(clock() + 2)
     assert completions.returned.wait(DEADLINE_S)

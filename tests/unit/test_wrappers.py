@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flexkv_core.chain.executor import Call, Verb
+from flexkv_core.chain.executor import Call, Piece, Verb
 from flexkv_core.envelope import write_header
 from flexkv_core.errors import (
     CorruptBlockError,
@@ -438,7 +438,7 @@ def test_only_the_end_of_a_probe_ends_the_wait_for_it(tier, which):
     probe, sibling, older = (Call(Verb.LOAD, KEYS) for _ in range(3))
 
     def load(call):
-        with within(float("inf"), w.clock, call):
+        with within(float("inf"), w.clock, Piece(call, 0, len(KEYS))):
             return w.breaker.load(KEYS, buffers())[0].status
 
     with ThreadPoolExecutor(2) as threads:

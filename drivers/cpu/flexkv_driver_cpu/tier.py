@@ -8,7 +8,6 @@ being copied; copying memoryviews holds the interpreter's lock anyway.
 from __future__ import annotations
 
 import threading
-from array import array
 from collections.abc import Sequence
 from itertools import repeat
 
@@ -46,7 +45,7 @@ class CpuTier(DirectTier):
         self._pool = SlotPool(self._region, slot_bytes, num_slots)
         self._lock = threading.Lock()
         self._published: dict[BlockKey, int] = {}
-        self._sizes = array("q", bytes(8 * num_slots))
+        self._sizes: dict[int, int] = {}
         self._is_closed = False
         self.capabilities = TierCapabilities(
             direct_slots=True,
@@ -69,12 +68,11 @@ class CpuTier(DirectTier):
             self._publish(keys, slots, sizes)
 
     def _publish(self, keys: Sequence[BlockKey], slots: Sequence[int], sizes: Sequence[int]) -> None:
-        published, lengths = self._published, self._sizes
+        published = self._published
         old = []
         if not published.keys().isdisjoint(keys):
             old = [published[key] for key in keys if key in published]
-        for slot, size in zip(slots, sizes, strict=True):
-            lengths[slot] = size
+        self._sizes.update(zip(slots, sizes, strict=True))
         published.update(zip(keys, slots, strict=True))
         self._pool.give(old)
 
