@@ -150,7 +150,9 @@ class Capacity:
 
     def _free_slots(self, direct: DirectTier, blocks: Stretch, *, is_final: bool) -> None:
         slots = direct.withdraw(blocks.keys)
-        there = [i for i, slot in enumerate(slots) if slot >= 0]
+        there: Sequence[int] = range(len(slots))
+        if min(slots) < 0:
+            there = [i for i, slot in enumerate(slots) if slot >= 0]
         for first, last in in_a_row(there):
             part = slots[first:last]
             self._host.adopt(part)

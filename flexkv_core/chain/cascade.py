@@ -167,7 +167,7 @@ class Cascade:
         """Whether a tier has the block, or will: then it need not be stored there."""
         return not self.missing(link, [key])
 
-    def missing(self, link: Link, keys: Sequence[BlockKey]) -> list[int]:
+    def missing(self, link: Link, keys: Sequence[BlockKey]) -> Sequence[int]:
         """Positions of the keys that a tier neither has nor will have."""
         if link.is_indexed:
             self.renew(link, keys)
@@ -220,7 +220,7 @@ class Cascade:
             for first, last in in_a_row(self._storable(link, part.blocks.keys))
         ]
 
-    def _storable(self, link: Link, keys: Sequence[BlockKey]) -> list[int]:
+    def _storable(self, link: Link, keys: Sequence[BlockKey]) -> Sequence[int]:
         """Positions of the keys that a tier lacks, but for those that are just being removed there."""
         lacking = self.missing(link, keys)
         if not link.leaving:

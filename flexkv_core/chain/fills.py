@@ -14,7 +14,7 @@ from functools import partial
 from itertools import repeat, takewhile
 from typing import TypeVar
 
-from ..index.stretch import Stretch, in_a_row, whole_blocks
+from ..index.stretch import Stretch, at_positions, in_a_row, whole_blocks
 from ..keys import BlockChain, BlockKey
 from ..models import WritePolicy
 from ..tier import Outcome, Status
@@ -163,7 +163,7 @@ class Fills:
             new = [i for i in numbers if plan.keys[i] not in self._coming]
         wanted = self._worth_prefetching(plan, new, now) if is_prefetch else new
         pins = [
-            (link, self._pin(link, [plan.keys[i] for i in mine]))
+            (link, self._pin(link, at_positions(plan.keys, mine)))
             for link, mine in self._sources(plan, wanted)
         ]
         slots = self._capacity.take_host_slots(self._host_link, len(wanted)) if wanted else []
@@ -214,22 +214,20 @@ class Fills:
     ) -> list[FillBatch]:
         """Calls that bring these blocks, those of one tier and one fate together; they have places then."""
         promoted = self._promoted(plan, numbers)
-        keys, tokens, slot_of = plan.keys, plan.stored_tokens, dict(zip(numbers, slots, strict=True))
+        slot_of = dict(zip(numbers, slots, strict=True))
+        most = _PREFETCH_BATCH if is_prefetch else None
         batches, ends = [], []
         for link, mine in self._sources(plan, numbers):
-            for some, stays in _by_fate(mine, promoted):
-                piece, calls = link.cut(len(some), link.workers.load_threads)
-                if is_prefetch:
-                    piece = min(piece, _PREFETCH_BATCH)
-                    calls = [range(at, min(at + piece, len(some))) for at in range(0, len(some), piece)]
+            for some, stays in _by_fate(mine, promoted, len(numbers)):
+                piece, calls = link.cut(len(some), link.workers.load_threads, most)
                 for call in calls:
                     part = some[call.start : call.stop]
                     batch = FillBatch(
                         link,
                         piece,
-                        [keys[i] for i in part],
+                        at_positions(plan.keys, part),
                         [slot_of[i] for i in part],
-                        [tokens[i] for i in part],
+                        at_positions(plan.stored_tokens, part),
                         stays,
                         set(range(len(part))) if is_prefetch else set(),
                     )
@@ -278,7 +276,7 @@ class Fills:
         host = self._host_link
         if host is None or host.config.read_only or host.config.write is WritePolicy.NEVER:
             return []
-        absent = self._index.missing(host.number, [plan.keys[i] for i in numbers])
+        absent = self._index.missing(host.number, at_positions(plan.keys, numbers))
         candidates = numbers if len(absent) == len(numbers) else [numbers[at] for at in absent]
         wishes = {tier: self._links[tier].config.promote for tier in set(plan.tiers)}
         if all(wish == "always" for wish in wishes.values()):
@@ -457,13 +455,13 @@ class Fills:
             link.evict([key], now)
 
 
-def _by_fate(numbers: Sequence[int], promoted: Sequence[int]) -> list[tuple[Sequence[int], bool]]:
-    """Positions apart by whether they are among the ``promoted``."""
+def _by_fate(numbers: Sequence[int], promoted: Sequence[int], total: int) -> list[tuple[Sequence[int], bool]]:
+    """Positions apart by whether they are among the ``promoted``, out of ``total``."""
+    if len(promoted) in (0, total):
+        return [(numbers, bool(promoted))]
     stay = set(promoted)
-    staying = [i for i in numbers if i in stay]
-    if len(staying) in (0, len(numbers)):
-        return [(numbers, bool(staying))]
-    return [(staying, True), ([i for i in numbers if i not in stay], False)]
+    fates = [([i for i in numbers if i in stay], True), ([i for i in numbers if i not in stay], False)]
+    return [(some, stays) for some, stays in fates if some]
 
 
 def _picked(values: Sequence[T], runs: Sequence[Run]) -> list[T]:

@@ -6,6 +6,7 @@ Threads: the chain's thread only.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -66,7 +67,7 @@ class LoadJob:
     cause: str = ""
     ticket: Ticket | None = None
     slots: list[int] = field(default_factory=list)
-    from_below: list[int] = field(default_factory=list)
+    from_below: Sequence[int] = ()
     pinned: list[BlockKey] = field(default_factory=list)
     lent: list[int] = field(default_factory=list)
     num_waiting: int = 0

@@ -299,14 +299,15 @@ class Link:
                 if self.leaving[key] <= 0:
                     del self.leaving[key]
 
-    def cut(self, count: int, threads: int) -> tuple[int, list[range]]:
+    def cut(self, count: int, threads: int, most: int | None = None) -> tuple[int, list[range]]:
         """How ``count`` keys come to as many threads at once: keys of a piece, and the calls that it cuts.
 
         A call is a few pieces for each thread: enough that the chain's thread has few ends to take in, little
-        enough that who wants some of it, or waits behind it, does not wait for all.
+        enough that who wants some of it, or waits behind it, does not wait for all.  With ``most``, pieces
+        have so many keys at most, and each is a call of its own.
         """
-        piece = max(1, min(self.capabilities.max_batch, -(-count // max(1, threads))))
-        size = piece * max(1, threads) * _PIECES_EACH
+        piece = max(1, min(most or count, self.capabilities.max_batch, -(-count // max(1, threads))))
+        size = piece if most else piece * max(1, threads) * _PIECES_EACH
         return piece, [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 

@@ -72,7 +72,9 @@ class Loads:
             label, start, plan, begun=now, deadline=deadline, is_prefetch=is_prefetch, choice=choice
         )
         self._take_host_blocks(job)
-        to_fill = [i for i, slot in enumerate(job.slots) if slot < 0]
+        to_fill: Sequence[int] = range(len(job.slots))
+        if job.pinned:
+            to_fill = [i for i in to_fill if job.slots[i] < 0]
         if to_fill:
             to_fill = self._prepare_fills(job, chain, to_fill, now)
         if not plan.keys or (is_prefetch and not to_fill):
@@ -147,7 +149,9 @@ class Loads:
             self._index.pin(host.number, plan.keys[last - 1])  # the last of a run protects those before it
             job.pinned.append(plan.keys[last - 1])
 
-    def _prepare_fills(self, job: LoadJob, chain: BlockChain, to_fill: list[int], now: float) -> list[int]:
+    def _prepare_fills(
+        self, job: LoadJob, chain: BlockChain, to_fill: Sequence[int], now: float
+    ) -> Sequence[int]:
         """Have what lies below brought; the plan is cut where there are no more host slots."""
         plan = job.plan
         available = self._fills.begin(plan, to_fill, chain, now, is_prefetch=job.is_prefetch)

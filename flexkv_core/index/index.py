@@ -61,7 +61,7 @@ class BlockIndex:
         """Whether a job relies on this very block.  Raises ValueError if it has no place."""
         return self._tiers[tier].num_pins_of(key) > 0
 
-    def missing(self, tier: int, keys: Sequence[BlockKey]) -> list[int]:
+    def missing(self, tier: int, keys: Sequence[BlockKey]) -> Sequence[int]:
         """Positions of the keys that have no place in ``tier``."""
         return self._tiers[tier].missing(keys)
 

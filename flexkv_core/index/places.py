@@ -98,9 +98,11 @@ class TierPlaces:
             yield at, place, first, first + length
             at += length
 
-    def missing(self, keys: Sequence[BlockKey]) -> list[int]:
+    def missing(self, keys: Sequence[BlockKey]) -> Sequence[int]:
         """Positions of the keys that are not here."""
         by_key = self._by_key
+        if by_key.keys().isdisjoint(keys):
+            return range(len(keys))
         return [i for i, key in enumerate(keys) if key not in by_key]
 
     def unready(self, keys: Sequence[BlockKey]) -> list[int]:

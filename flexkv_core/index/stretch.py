@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ..keys import TOKEN_BYTES, BlockChain, BlockKey
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -109,3 +112,12 @@ def in_a_row(numbers: Sequence[int]) -> list[tuple[int, int]]:
         before = number
     runs.append((first, before + 1))
     return runs
+
+
+def at_positions(values: list[T], numbers: Sequence[int]) -> list[T]:
+    """Values at rising positions."""
+    if not numbers:
+        return []
+    if numbers[-1] - numbers[0] == len(numbers) - 1:
+        return values[numbers[0] : numbers[-1] + 1]
+    return [values[i] for i in numbers]
