@@ -14,6 +14,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 from flexkv_core import Fence, Ticket, TransferError
 from flexkv_core.transfers.planes import DevicePlanes
 from flexkv_core.transfers.torch_copy import TorchTransfer
+from tests.support.waiting import DEADLINE_S
 
 LAYERS, HEADS, HEAD_DIM = 2, 2, 8
 
@@ -40,7 +41,7 @@ class Stream:
         """Run the oldest ``count`` passes that are queued; default: all."""
         for _ in range(len(self._passes) if count is None else count):
             for ticket in self.behind:
-                if not ticket.wait(20.0):
+                if not ticket.wait(DEADLINE_S):
                     raise AssertionError("the stream waits for a copy that does not end")
             self.behind.clear()
             self.is_running = True
@@ -53,7 +54,7 @@ class Stream:
     def reach(self, layer: int) -> None:
         """The pass that runs reads ``layer``: what it was ordered behind must be there."""
         for number, at, ticket in self.layers_behind:
-            if number <= self.done + 1 and at <= layer and not ticket.wait_layer(at, 20.0):
+            if number <= self.done + 1 and at <= layer and not ticket.wait_layer(at, DEADLINE_S):
                 assert ticket.error is not None, "the stream waits for a layer that does not come"
 
     def order(self, layer: int, ticket: Ticket) -> bool:

@@ -44,14 +44,25 @@ from flexkv_core.transfers.planes import DevicePlanes
 from flexkv_sglang import compat, startup
 from flexkv_sglang.radix_cache import FlexKVRadixCache
 from tests.support import configs
+from tests.support.waiting import DEADLINE_S
 
 from . import sglang_dialect as dialect
 from .sglang_books import Books
 from .sglang_device import LAYERS, GatedTransfer, Stream, kv_rows, make_pool, pool_planes
 
-DEADLINE_S = 20.0
+LONG_S = 5 * DEADLINE_S
+"""What is given to loads and stores: a test fails at its own deadline first, on however slow a machine."""
 VOCABULARY = 997
 _MASK = (1 << 64) - 1
+
+
+ENGINE = {
+    # A first wait this long answers a host hit in the same pass, so that tests are deterministic.
+    "load_wait_s": DEADLINE_S,
+    "load_deadline_s": LONG_S,
+    "shutdown_deadline_s": DEADLINE_S,
+    "log_transfers": False,
+}
 
 
 @dataclass(eq=False)
@@ -129,8 +140,7 @@ class SglangWorld(Books):
             "version": 1,
             "block_tokens": block,
             "tiers": list(tiers or [cpu()]),
-            # A first wait this long answers a host hit in the same pass, so that tests are deterministic.
-            "engine": {"load_wait_s": 5.0, "log_transfers": False} | (engine or {}),
+            "engine": ENGINE | (engine or {}),
         } | config
         self.ctx = self._context()
         self.cache = self._open(configs.write(folder, self.config), wrap or {})
@@ -193,6 +203,13 @@ class SglangWorld(Books):
     @property
     def chain(self) -> Any:
         return self.manager.chain
+
+    @property
+    def disk(self) -> FaultTier:
+        """The disk of a world that is ``wrap``ped in ``FAULTY``."""
+        disk = self.tiers["disk"]
+        assert isinstance(disk, FaultTier)
+        return disk
 
     def count(self, name: str, **labels: str) -> int:
         return int(self.manager.metrics.value(name, **labels))
@@ -257,15 +274,63 @@ class SglangWorld(Books):
         self.check()
         return batch is not None
 
-    def run(self, *jobs: Job, until: Callable[[], bool] | None = None) -> None:
+    def launch(self, tokens: Sequence[int], **fields: Any) -> Job:
+        """Submit a request, and launch its prefill; the next pass takes its results in."""
+        job = self.submit(tokens, **fields)
+        self.cache.check_hicache_events()
+        batch = self._prefill()
+        assert batch is not None
+        self.results.append(batch)
+        return job
+
+    def run(self, *jobs: Job, until: Callable[[], object] | None = None) -> None:
         """Pass after pass until ``jobs`` have ended (default: all that are queued), or ``until``."""
-        end = time.monotonic() + DEADLINE_S
         ended = until or (lambda: not self.open_jobs() if not jobs else all(j in self.finished for j in jobs))
-        while not ended():
-            if time.monotonic() > end:
-                raise AssertionError(f"still not there after {DEADLINE_S} s: {self.describe()}")
-            if not self.step() and not self.results:
+        self._go_on(lambda: self.step() or self.results, ended)
+
+    def tick(self, until: Callable[[], object]) -> None:
+        """Tick after tick, and no pass, until it is so.
+
+        What other threads do, and what comes of it, comes to nobody who does not tick.
+        """
+        self._go_on(self.cache.check_hicache_events, until)
+
+    def wait_hanging(self) -> None:
+        """Tick until a call of the faulty disk hangs."""
+        self.tick(lambda: self.disk.num_hanging)
+
+    def _go_on(self, do: Callable[[], object], until: Callable[[], object]) -> None:
+        """Again and again, at once where it did something."""
+        end = time.monotonic() + DEADLINE_S
+        while not until():
+            assert time.monotonic() < end, f"still not there after {DEADLINE_S:g} s: {self.describe()}"
+            if not do():
                 time.sleep(0.0005)
+
+    def release(self) -> None:
+        """The disk fails and hangs no more."""
+        for operation in ("load", "store", "evict"):
+            self.disk.always(operation, None)
+        self.disk.release()
+
+    def has_time(self) -> None:
+        """No deadline of the engine's passes from now on: what was to be late has been."""
+        for name in ("load_deadline_s", "shutdown_deadline_s"):
+            vars(self.cache._engine)[name] = ENGINE[name]  # frozen, and the one that all parts look at
+        if self.cache._layerwise is not None:
+            self.cache._layerwise._waits._timeout_s = LONG_S
+
+    def pass_deadline(self, job: Job) -> None:
+        """A waiting request was first asked for at admission a deadline ago."""
+        seen = self.cache.connector._seen[compat.request_handle(job.req)]
+        seen.asked -= self.cache.connector.load_deadline_s
+
+    def waits(self) -> list[float]:
+        """Seconds that the scheduler may be held up by each of its waits for loads; grows from now on."""
+        connector, asked = self.cache.connector, list[float]()
+        plain = connector._wait
+        connector._wait = lambda is_so, timeout_s: asked.append(timeout_s) or plain(is_so, timeout_s)
+        return asked
 
     def ask(self, tokens: Sequence[int], **fields: Any) -> Job:
         """Submit, run to its end, and let the copies end."""
@@ -435,7 +500,7 @@ class SglangWorld(Books):
         def judge() -> None:
             """Wrong KV is a fault unless nobody will look at what came of it."""
             for job in jobs:
-                if job.req.rid in wrong and not job.req.to_finish:
+                if job.req.rid in wrong and not (job.req.to_finish or job.req.finished()):
                     raise wrong[job.req.rid]
 
         if self.stream.lags:
@@ -488,11 +553,7 @@ class SglangWorld(Books):
 
     def settle(self) -> None:
         """Tick until every copy has ended; then nothing may be held."""
-        end = time.monotonic() + DEADLINE_S
-        while not self._is_settled():
-            assert time.monotonic() < end, f"copies are still under way: {self.describe()}"
-            self.cache.check_hicache_events()
-            time.sleep(0.0005)
+        self.tick(self._is_settled)
         self.check()
 
     def _is_settled(self) -> bool:
@@ -526,11 +587,7 @@ class SglangWorld(Books):
 
     def _outlive_orphans(self) -> None:
         """Nobody tells the tree of requests that left the queue: loads of theirs end by themselves."""
-        end = time.monotonic() + DEADLINE_S
-        while self.cache._loads.open:
-            assert time.monotonic() < end, f"loads are never given up: {self.describe()}"
-            self.cache.check_hicache_events()
-            time.sleep(0.001)
+        self.tick(lambda: not self.cache._loads.open)
         self.cache.connector.reset()
 
     def flush(self) -> bool:
@@ -566,11 +623,8 @@ class SglangWorld(Books):
         self.stream.abandon()
         self.transfer.holds_loads = self.transfer.holds_stores = False
         self.transfer.layers = LAYERS
-        for tier in self.tiers.values():
-            if isinstance(tier, FaultTier):
-                for operation in ("load", "store", "evict"):
-                    tier.always(operation, None)
-                tier.release()
+        if isinstance(self.tiers.get("disk"), FaultTier):
+            self.release()
         self.cache.release_host_resources()
 
 
@@ -586,15 +640,17 @@ def world(folder: Path, **options: Any) -> Iterator[SglangWorld]:
         made.close()
 
 
-FEW_THREADS = {"load_threads": 2, "store_threads": 2}
+FAULTY: dict[str, Callable[[Tier], Tier]] = {"disk": FaultTier}
+"""What makes a world's disk one that misbehaves when it is told to (``SglangWorld.disk``)."""
+POLICY = {"load_threads": 2, "store_threads": 2, "load_deadline_s": LONG_S, "store_deadline_s": LONG_S}
 
 
 def cpu(capacity: str = "2MiB", **policy: Any) -> dict[str, Any]:
     """A host tier."""
-    return {"name": "host", "driver": "cpu", "options": {"capacity": capacity}} | FEW_THREADS | policy
+    return {"name": "host", "driver": "cpu", "options": {"capacity": capacity}} | POLICY | policy
 
 
 def ssd(folder: Path, capacity: str = "4MiB", **policy: Any) -> dict[str, Any]:
     """A disk tier in ``folder``."""
     options = {"path": str(folder), "capacity": capacity, "min_free": "1MiB"}
-    return {"name": "disk", "driver": "ssd", "options": options} | FEW_THREADS | policy
+    return {"name": "disk", "driver": "ssd", "options": options} | POLICY | policy

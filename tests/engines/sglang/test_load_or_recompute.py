@@ -10,11 +10,17 @@ import pytest
 pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installed (make setup)")
 
 from flexkv_core.cli._receipt_lines import read_log
-from flexkv_core.testing import FakeClock, Fault, FaultKind, FaultTier
+from flexkv_core.testing import FakeClock, Fault, FaultKind
 from flexkv_sglang.prefill import PrefillTimes
-from tests.support.sglang_world import SglangWorld, cpu, ssd, world
+from tests.support.sglang_world import FAULTY, SglangWorld, cpu, ssd, world
 
 AUTO = {"load_or_recompute": "auto"}
+
+
+@pytest.fixture(autouse=True)
+def _only_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a tier's speed was measured to be is not measured again, however slow the machine."""
+    monkeypatch.setattr("flexkv_core.chain.links._TRY_EVERY_S", 1e6)
 
 
 def put_below(w: SglangWorld, *prompts: range) -> None:
@@ -114,19 +120,17 @@ def test_what_is_prefetched_for_a_request_that_goes_away_is_not_read(tmp_path: P
     with world(
         tmp_path,
         tiers=[cpu(), ssd(tmp_path / "disk", load_threads=1)],
-        wrap={"disk": FaultTier},
+        wrap=FAULTY,
         size=1024,
     ) as w:
         put_below(w, range(400))
-        disk = w.tiers["disk"]
-        assert isinstance(disk, FaultTier)
-        disk.calls.clear()
-        disk.add("load", Fault(FaultKind.HANG))
+        w.disk.calls.clear()
+        w.disk.add("load", Fault(FaultKind.HANG))
         job = w.submit(range(400))
         assert w.match(job) > 300
-        disk.wait_hanging()
+        w.wait_hanging()
         w.abort(job)
-        disk.release()
+        w.release()
         w.settle()
-        assert [count for operation, count in disk.calls if operation == "load"] == [8]
+        assert [count for operation, count in w.disk.calls if operation == "load"] == [8]
         assert w.count("jobs", kind="prefetch", status="cancelled") == 1

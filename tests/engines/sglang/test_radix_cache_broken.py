@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -26,12 +25,6 @@ def _trip(w: SglangWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(w.cache.connector, "lookup_kv", broken)
     w.ask([7] * 20)
     assert w.cache.is_broken
-
-
-def _tick_for(w: SglangWorld, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        w.cache.check_hicache_events()
 
 
 @pytest.mark.parametrize("under_way", ["stores", "loads"])
@@ -79,16 +72,14 @@ def test_a_late_failure_still_ends_the_engine_after_a_fault(tmp_path, monkeypatc
         assert w.flush()
         w.transfer.orders = w.transfer.holds_loads = w.stream.lags = True
         w.transfer.fails_at = 0
-        w.submit([*range(64), 1], outputs=1)
-        w.cache.check_hicache_events()
-        assert w._prefill() is not None
+        w.launch([*range(64), 1], outputs=1)
         assert w.cache._ordered.entries
         monkeypatch.setattr(type(w.cache), "fails_open", True)
         w.cache.switch_off("test", ZeroDivisionError("a bug"))
         w.transfer.holds_loads = False
         w.is_broken = True
         with pytest.raises(EngineError, match="after its slots were used"):
-            _tick_for(w, 20)
+            w.tick(until=lambda: False)
 
 
 @pytest.mark.parametrize("what", ["abort_failed", "visible", "keeps_out"])
@@ -181,6 +172,7 @@ def test_memory_does_not_go_under_a_running_copy(tmp_path, copies):
         w.run(until=lambda: bool(w.cache._stores.open or w.cache.extra_protected_tokens()))
         with pytest.raises(EngineError, match="about to go"):
             w.cache.on_sleep()
+        w.has_time()
         w.transfer.holds_stores = w.transfer.holds_loads = False
         w.run(job)
         w.cache.on_sleep()

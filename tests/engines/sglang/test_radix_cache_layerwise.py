@@ -5,7 +5,6 @@ Tests with ``cured`` switch a cure off to show that they see the hazard: then a 
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +24,7 @@ from flexkv_sglang.seam import Generation
 from tests.support import sglang_dialect as dialect
 from tests.support.sglang_device import LAYERS
 from tests.support.sglang_world import Job, SglangWorld, cpu, ssd, world
+from tests.support.waiting import DEADLINE_S
 
 PAGES = [1, 16]
 CURED = pytest.mark.parametrize("cured", [True, False], ids=["cured", "hazard"])
@@ -44,14 +44,6 @@ def _loads(w: SglangWorld) -> Any:
     loads = w.cache._layerwise
     assert loads is not None
     return loads
-
-
-def _until(w: SglangWorld, is_so: Any) -> None:
-    end = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < end, w.describe()
-        w.cache.check_hicache_events()
-        time.sleep(0.0005)
 
 
 # ---- one load -------------------------------------------------------------------------------------
@@ -82,17 +74,12 @@ def test_a_pass_begins_while_its_load_runs(tmp_path: Path, page: int, pool: str)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_pass_is_ordered_behind_each_layer_on_the_device(tmp_path: Path, page: int) -> None:
     """R59: with streams the scheduler goes on at once, and the pass waits on the device, by layer."""
-    with world(tmp_path, page=page, engine=IP) as w:
+    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 5}) as w:
         _stored(w, range(64))
         w.transfer.orders = w.stream.lags = True
         w.transfer.layers = 0
-        job = w.submit([*range(64), 1], outputs=1)
-        began = time.monotonic()
-        w.cache.check_hicache_events()
-        batch = w._prefill()
-        assert batch is not None
-        assert time.monotonic() - began < 10  # a third of what waiting for a layer would take
-        w.results.append(batch)
+        job = w.launch([*range(64), 1], outputs=1)
+        assert not w.count("layerwise_failures"), "the scheduler has waited for a layer"
         assert job.cached == (0, 64, 0)
         w.check()
         assert not _loads(w).is_idle
@@ -209,11 +196,7 @@ def test_more_batches_than_counters(tmp_path: Path, page: int) -> None:
         w.transfer.orders = w.stream.lags = True
         w.transfer.holds_loads = True
         for prompt in prompts[:3]:
-            w.submit([*prompt, 1], outputs=1)
-            w.cache.check_hicache_events()
-            batch = w._prefill()
-            assert batch is not None
-            w.results.append(batch)
+            w.launch([*prompt, 1], outputs=1)
         assert not _loads(w).wants(1 << 30)
         late = w.submit([*prompts[3], 1], outputs=1)
         w.transfer.orders = False
@@ -240,7 +223,7 @@ def test_layers_that_nobody_reads_leave_nothing_behind(
         _stored(w, *prompts)
         w.skips = {skipped}
         # Copies end before anybody asks, so that nobody takes their units.
-        w.on_layer = lambda _layer: [entry.load.ticket.wait(5) for entry in _loads(w)._open] and None
+        w.on_layer = lambda _layer: [entry.load.ticket.wait(DEADLINE_S) for entry in _loads(w)._open] and None
         for prompt in prompts[:3]:  # every counter once
             job = w.submit([*prompt, 1], outputs=1)
             w.run(job)
@@ -291,7 +274,7 @@ def _open_load(w: SglangWorld, tokens: Any) -> Job:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_pass_waits_only_for_loads_that_it_reads(tmp_path: Path, page: int) -> None:
     """Requests that decode go on, and a prompt without a hit: neither has a slot of the load."""
-    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 60}) as w:  # longer than ``run`` allows
+    with world(tmp_path, page=page, engine=IP) as w:
         _stored(w, range(64))
         decoding = w.submit(range(500, 520), outputs=30)
         w.run(until=lambda: len(decoding.req.output_ids) > 2)
@@ -351,10 +334,7 @@ def test_what_a_load_writes_is_locked(tmp_path: Path, cured: bool) -> None:
         _stored(w, range(64))
         w.transfer.orders = w.stream.lags = True
         w.transfer.holds_loads = True
-        job = w.submit([*range(64), 1], outputs=4)
-        w.cache.check_hicache_events()
-        batch = w._prefill()
-        assert batch is not None
+        job = w.launch([*range(64), 1], outputs=4)
         w.abort(job)
         w._finish_check(job)
         (entry,) = _loads(w)._open
@@ -366,7 +346,7 @@ def test_what_a_load_writes_is_locked(tmp_path: Path, cured: bool) -> None:
         free = w.poison_free()
         w.transfer.holds_loads = False
         w.stream.abandon()
-        _until(w, lambda: entry.load.ticket.is_over)
+        w.tick(until=lambda: entry.load.ticket.is_over)
         touched = any((plane[free] != 0xAB).any() for plane in w.planes)
         assert touched is not cured
         w.stream.lags = False
@@ -382,12 +362,9 @@ def test_a_flush_waits_for_copies_by_layer(tmp_path: Path) -> None:
         _stored(w, range(64))
         w.transfer.orders = w.stream.lags = True
         w.transfer.layers = 1
-        job = w.submit([*range(64), 1], outputs=1)
-        w.cache.check_hicache_events()
-        batch = w._prefill()
-        assert batch is not None
-        w.results.append(batch)
+        job = w.launch([*range(64), 1], outputs=1)
         assert not w.cache.may_flush()
+        w.has_time()
         w.transfer.layers = LAYERS
         w.stream.run()
         w.stream.lags = False
@@ -418,16 +395,16 @@ def test_only_the_batch_of_a_failed_load_is_aborted(
     tmp_path: Path, page: int, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """HS-50, R84, R85: the scheduler lives, its other requests go on, and nobody is answered from such KV."""
-    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 0.3}, size=1024) as w:
+    engine = IP | ({"load_deadline_s": 0.3} if how == "late" else {})
+    with world(tmp_path, page=page, engine=engine, size=1024) as w:
         _stored(w, range(64))
         decoding = w.submit(range(500, 520), outputs=30)
         w.run(until=lambda: len(decoding.req.output_ids) > 2)
         _fail(w, how)
         victims = [w.submit([*range(64), 1]), w.submit([*range(64), 2])]
         bystander = w.submit(range(700, 740), outputs=4)
-        began = time.monotonic()
         w.run(*victims, bystander)
-        assert time.monotonic() - began < 20
+        w.has_time()
         for victim in victims:
             assert victim.req.finished_reason.to_json()["status_code"] == 503
             assert not victim.req.output_ids or not STAYS_OUT
@@ -447,7 +424,7 @@ def test_only_the_batch_of_a_failed_load_is_aborted(
             assert again.req.finished_reason.to_json()["type"] == ("length" if STAYS_OUT else "abort")
             assert dead.isdisjoint(w._free())
             w.transfer.layers = LAYERS
-            _until(w, lambda: _loads(w).is_idle)
+            w.tick(until=lambda: _loads(w).is_idle)
             assert dead <= set(w._free())
         w.run(decoding)
         assert len(decoding.req.output_ids) == 30
@@ -477,6 +454,7 @@ def test_only_while_dead_slots_are_there_is_a_request_kept_out_of_the_tree(
         _stored(w, range(64))
         _fail(w, "late")
         w.run(w.submit([*range(64), 1]))
+        w.has_time()
         assert _loads(w).has_dead
         other = w.submit([*range(64), 2], outputs=40)
         if beside == "ranked":
@@ -484,7 +462,7 @@ def test_only_while_dead_slots_are_there_is_a_request_kept_out_of_the_tree(
         else:
             w.run(until=lambda: len(other.req.output_ids) > 2)
         w.transfer.layers = LAYERS
-        _until(w, lambda: _loads(w).is_idle)
+        w.tick(until=lambda: _loads(w).is_idle)
         w.run(other)
         w.settle()
         assert len(other.req.output_ids) == 40
@@ -500,6 +478,7 @@ def test_nothing_of_a_failed_load_is_stored(tmp_path: Path, page: int) -> None:
         job = w.submit([*range(64), 1], outputs=4)
         stored = w.count("tokens", kind="store")
         w.run(job)
+        w.has_time()
         w.transfer.layers = LAYERS
         w.settle()
         assert w.count("tokens", kind="store") == stored
@@ -513,13 +492,11 @@ def test_a_failure_that_comes_after_the_device_was_ordered_ends_the_engine(tmp_p
         w.transfer.orders = w.stream.lags = True
         w.transfer.fails_at = 1
         w.transfer.layers = 1
-        w.submit([*range(64), 1], outputs=1)
-        w.cache.check_hicache_events()
-        assert w._prefill() is not None
+        w.launch([*range(64), 1], outputs=1)
         w.transfer.layers = LAYERS
         w.is_broken = True
         with pytest.raises(EngineError, match="after it was used"):
-            _until(w, lambda: False)
+            w.tick(until=lambda: False)
 
 
 def test_a_failure_that_the_next_pass_finds_ends_the_engine_too(tmp_path: Path) -> None:
@@ -528,13 +505,11 @@ def test_a_failure_that_the_next_pass_finds_ends_the_engine_too(tmp_path: Path) 
         _stored(w, range(64))
         w.transfer.orders = w.stream.lags = True
         w.transfer.fails_at = w.transfer.layers = 1
-        w.submit([*range(64), 1], outputs=1)
-        w.cache.check_hicache_events()
-        assert w._prefill() is not None
+        w.launch([*range(64), 1], outputs=1)
         (entry,) = _loads(w)._open
         entry.load.ticket.order_layer = lambda *_: False  # as a ticket says that has failed
         w.transfer.layers = LAYERS
-        assert entry.load.ticket.wait(10)
+        assert entry.load.ticket.wait(DEADLINE_S)
         w.submit([*range(64), 2], outputs=1)
         w.is_broken = True
         with pytest.raises(EngineError, match="after it was used"):
@@ -548,11 +523,7 @@ def test_a_request_that_ends_early_needs_no_load(tmp_path: Path) -> None:
             _stored(w, range(64))
             w.transfer.orders = w.stream.lags = True
             w.transfer.layers = layers
-            job: Job = w.submit([*range(64), 1], outputs=8)
-            w.cache.check_hicache_events()
-            batch = w._prefill()
-            assert batch is not None
-            w.results.append(batch)
+            job = w.launch([*range(64), 1], outputs=8)
             w.abort(job)
             w.transfer.layers = LAYERS
             w.run()
@@ -600,7 +571,7 @@ def test_a_copy_that_ends_while_its_pass_is_launched_does_not_hide_it(tmp_path: 
 
         def late(scheduler: Any, batch: Any) -> None:
             w.transfer.layers = LAYERS
-            _until(w, lambda: all(load.ticket.is_over for load in _loads(w)._waits._loads))
+            assert all(load.ticket.wait(DEADLINE_S) for load in _loads(w)._waits._loads)
             plain(scheduler, batch)
 
         _loads(w).abort_failed = late  # type: ignore[method-assign]  # spied on

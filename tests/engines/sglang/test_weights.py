@@ -111,6 +111,7 @@ def test_a_failed_change_waits_for_those_that_run(served: Scheduler) -> None:
     w = served.w
     running = w.submit(OTHER, outputs=20)
     w.run(until=lambda: len(running.req.output_ids) > 3)
+    w.settle()
     served.change(DISK, is_ok=False, changes=False)
     assert served.flushes == 0
     stored = w.count("jobs", kind="store")
