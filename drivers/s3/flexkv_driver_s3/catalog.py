@@ -70,9 +70,9 @@ class Catalog:
         """Values that were met, with their lengths."""
         self._index.add(rows, time.time())
 
-    def missed(self, keys: Sequence[BlockKey]) -> None:
-        """Values that were not there."""
-        self._index.discard(keys)
+    def missed(self, keys: Sequence[BlockKey], asked_at: float) -> None:
+        """Values that were not there at ``asked_at`` (seconds since the epoch), or soon after."""
+        self._index.discard_older(keys, asked_at)
 
     def stored(self, service: Service, rows: Sequence[tuple[BlockKey, int]]) -> None:
         """Values of this process that became readable; others are told."""

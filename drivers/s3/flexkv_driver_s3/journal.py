@@ -92,7 +92,8 @@ class Journal:
         return True
 
     def _apply(self, index: KeyIndex, name: str, rows: list[tuple[BlockKey, int]]) -> None:
-        when = _time_of(name.removeprefix(self._names.journal))
+        # A writer's clock may be ahead: nothing that we find out from now on is older than its news.
+        when = min(_time_of(name.removeprefix(self._names.journal)), time.time())
         index.add(((key, num_bytes) for key, num_bytes in rows if num_bytes != GONE), when)
         index.discard_older([key for key, num_bytes in rows if num_bytes == GONE], when)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -99,6 +100,7 @@ class S3Tier(Tier):
         ]
 
     def load(self, keys: Sequence[BlockKey], into: Sequence[memoryview]) -> list[Outcome]:
+        asked_at = time.time()
         with self._call("load", len(keys)) as service:
             outcomes = Batch(
                 len(keys),
@@ -109,7 +111,7 @@ class S3Tier(Tier):
         self._note(outcomes)
         rows = list(zip(keys, outcomes, strict=True))
         self._catalog.found([(key, row.num_bytes) for key, row in rows if row.is_ok])
-        self._catalog.missed([key for key, row in rows if row.status is Status.MISS])
+        self._catalog.missed([key for key, row in rows if row.status is Status.MISS], asked_at)
         return outcomes
 
     def store(self, keys: Sequence[BlockKey], values: Sequence[memoryview]) -> list[Outcome]:

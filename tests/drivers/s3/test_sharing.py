@@ -8,9 +8,10 @@ import time
 import pytest
 
 from flexkv_core import Status, TierContext, TierUnavailableError
+from flexkv_driver_s3.journal import encode
 from flexkv_driver_s3.names import names_of
 from flexkv_driver_s3.tier import S3Tier
-from tests.support.s3_stub import BUCKET
+from tests.support.s3_stub import BUCKET, refuse
 from tests.support.s3_values import statuses, values
 
 
@@ -85,6 +86,29 @@ def test_stored_again_after_it_was_removed(open_tier):
     second.store(keys, data)
     assert statuses(first.lookup(keys)) == [Status.OK]
     assert statuses(second.lookup(keys)) == [Status.OK], "an old removal does not hide what came later"
+
+
+def test_a_miss_that_comes_late_does_not_hide_what_was_stored_meanwhile(stub, open_tier):
+    tier = open_tier()
+    keys, data = values(1, 2000)
+
+    def stored_meanwhile(handler):
+        tier.store(keys, data)
+        refuse(404, "NoSuchKey")(handler)
+
+    stub.treat("GET", "/blocks/", stored_meanwhile, times=1)
+    assert load_one(tier, keys[0])[0].status is Status.MISS
+    assert statuses(tier.lookup(keys)) == [Status.OK]
+
+
+def test_news_of_a_writer_whose_clock_is_ahead_do_not_outlive_a_miss(stub, open_tier):
+    tier, names = open_tier(), names_of("flexkv", bytes(16), 2)
+    (key,), _ = values(1, 2000)
+    ahead = f"{int((time.time() + 20) * 1000):014d}"
+    stub.objects[f"{names.journal}{ahead}-other-1"] = encode([(key, 2000)])
+    assert statuses(tier.lookup([key])) == [Status.OK], "so it was told"
+    assert load_one(tier, key)[0].status is Status.MISS
+    assert statuses(tier.lookup([key])) == [Status.MISS]
 
 
 def test_objects_removed_by_a_lifecycle_rule_leave_the_index_with_the_next_listing(stub, open_tier):
