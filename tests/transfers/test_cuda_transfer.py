@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -390,8 +389,23 @@ def test_a_step_of_close_that_fails_skips_no_other(monkeypatch: pytest.MonkeyPat
     bench.close()
 
 
+class Ticking:
+    """A clock that goes on a little whenever it is looked at.  Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = 1000.0
+
+    def __call__(self, seconds: float = 1e-6) -> float:
+        with self._lock:
+            self._now += seconds
+            return self._now
+
+
 @pytest.mark.parametrize("name", ["direct", "staged"])
-def test_the_pace_of_loads_leaves_out_what_they_waited_for(name: str) -> None:
+def test_the_pace_of_loads_leaves_out_what_they_waited_for(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under load every copy stands behind a pass, and behind other loads: that says nothing of the link.
 
     What the copy engine brings into the ring meanwhile is left out, too.
@@ -399,12 +413,15 @@ def test_the_pace_of_loads_leaves_out_what_they_waited_for(name: str) -> None:
     bench = Bench(LAYOUTS["kv"], CONFIGS[name])
     spans, slots = [whole(slot, 8) for slot in take(bench.pool, 10)], list(range(80))
     in_ring = bench.transfer._ways[True].lane.ring_bytes if name == "staged" else 0
+    clock = Ticking()
+    monkeypatch.setattr("flexkv_core.transfers.way.perf_counter", clock)
+    monkeypatch.setattr("tests.support.simulated_gpu.perf_counter", clock)
     bench.gpu.hold()
     bench.forward_pass(1)
     tickets = [bench.submit("load", spans, slots) for _ in range(2)]
-    held = time.perf_counter()
-    time.sleep(0.1)
-    held = time.perf_counter() - held
+    for ticket in tickets:
+        wait_until(lambda ticket=ticket: ticket._marks, "all of it is submitted")
+    clock(held := 10.0)
     bench.gpu.go()
     for ticket in tickets:
         assert ticket.wait(DEADLINE_S)
