@@ -319,6 +319,8 @@ class KVManager:
         """
         if len(set(task_ids)) < len(task_ids):
             raise ValueError("a task is given twice")
+        if len(slot_mappings) != len(task_ids):
+            raise ValueError(f"{len(task_ids)} tasks, but slots for {len(slot_mappings)}")
         tasks = [self._tasks.launchable(i, slots) for i, slots in zip(task_ids, slot_mappings, strict=True)]
         behind = fence or self._transfer.fence()
         for task, slots in zip(tasks, slot_mappings, strict=True):
