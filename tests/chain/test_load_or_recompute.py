@@ -196,7 +196,7 @@ def test_a_deadline_that_passed_is_a_measurement(worlds):
     w.chain._parts.capacity.evict(w.chain.links[0], 64, is_final=True)
     far.add("load", Fault(FaultKind.HANG))
     job, slots = w.begin_load(prompt(1, 4))
-    w.until(lambda: far.calls)
+    far.wait_hanging()
     clock.advance(3.0)
     w.until(lambda: job.is_over)
     far.release()

@@ -13,6 +13,7 @@ from flexkv_core.manager import KVManager
 from flexkv_core.testing import FakeDevice, FakeTransfer, MemoryTier, context_for, small_layout
 from flexkv_core.tier import TierCapabilities
 from tests.support.chains import World, cpu_tier
+from tests.support.waiting import wait_until
 
 LAYOUT = small_layout()
 KINDS = {
@@ -73,7 +74,7 @@ def test_a_chain_that_cannot_be_made_leaves_no_thread(kind, part, monkeypatch):
     STARTS[part](monkeypatch, transfer, tiers)
     with pytest.raises(Broken):
         TierChain(config=config(tiers), layout=LAYOUT, tiers=tiers, transfer=transfer)
-    assert core_threads() <= before
+    wait_until(lambda: core_threads() <= before, "its threads have ended")
     assert not any(region.is_open for region in transfer.regions) or kind != "staging"
     for tier in tiers:
         tier.close()
@@ -95,7 +96,7 @@ def test_what_fails_to_close_keeps_nothing_else_open(kind, part, monkeypatch, ca
     world.close()
     assert set(closed) == set(parts) - {part}
     assert "failed" in caplog.text
-    assert core_threads() <= before
+    wait_until(lambda: core_threads() <= before, "its threads have ended")
     for close in closers.values():
         close()
 
