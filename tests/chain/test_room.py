@@ -478,6 +478,8 @@ def test_what_comes_back_while_it_is_removed_is_not_lost_unnoticed(worlds):
     world.settle()
     assert set(tier.inner.medium.values) == set(world.chain.index.keys(1))
     assert not world.chain.links[1].leaving
+    world.store(prompt(1, 5))  # it was owed
+    assert set(world.sequence(prompt(1, 5)).keys()) <= set(tier.inner.medium.values)
 
 
 class Refusing(MemoryTier):
