@@ -17,7 +17,7 @@ from typing import TypeVar
 from ..index.stretch import Stretch, at_positions, in_a_row, whole_blocks
 from ..keys import BlockChain, BlockKey
 from ..models import WritePolicy
-from ..tier import Outcome, Status
+from ..tier import BufferState, Outcome, Status
 from .executor import Call, Completed, Verb
 from .jobs import LoadJob
 from .links import Link
@@ -80,7 +80,7 @@ class FillBatch:
     pins: list[BlockKey] = field(default_factory=list)
     call: Call | None = None
     is_withdrawn: bool = False
-    quarantined: Sequence[int] = ()
+    quarantined: list[int] = field(default_factory=list)
 
     def part(self, numbers: list[int]) -> FillBatch:
         """Some of the blocks, with those who wait for them and for no others; no call brings them."""
@@ -420,13 +420,12 @@ class Fills:
     def _failed(self, batch: FillBatch, end: Completed, now: float) -> None:
         if batch.is_promoted and self._host_link is not None:
             self._index.remove(self._host_link.number, [batch.keys[i] for i in end.bad])
-        slots = [batch.slots[i] for i in end.bad]
-        if end.is_adrift:
-            batch.quarantined = slots
-            for slot in slots:
-                self._host.quarantine(slot)
-        else:
-            self._host.drop(slots)
+        for i in end.bad:
+            if end.is_adrift and end.outcomes[i].buffer is BufferState.UNCERTAIN:
+                batch.quarantined.append(batch.slots[i])
+                self._host.quarantine(batch.slots[i])
+            else:
+                self._host.drop([batch.slots[i]])
         for i in end.bad:
             self._fill_failed(batch, i, end.outcomes[i].status, now)
 

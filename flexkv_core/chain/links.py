@@ -267,7 +267,9 @@ class Link:
         has_waited = self.wrapped.limit is not None or end.call.can_wait
         has_waited = has_waited or (self.wrapped.has_turns and end.call.verb is not Verb.LOAD)
         if end.is_adrift or not has_waited:
-            first, verb = end.outcomes[end.bad[0]], end.call.verb
+            verb = end.call.verb
+            late = [i for i in end.bad if end.outcomes[i].status is Status.TIMEOUT]
+            first = end.outcomes[late[0] if late else end.bad[0]]
             self.wrapped.breaker.report(
                 first.status, first.reason, verb.value, is_final=verb is Verb.LOAD, call=end.call
             )

@@ -37,8 +37,11 @@ def prompt(seed: int, blocks: float) -> list[int]:
 class Broken:
     """A world of a host pool over a faulty tier that alone holds ``tokens``."""
 
-    def __init__(self, *, manual: bool = False, below: dict | None = None, **config) -> None:
-        self.tier = FaultTier(MemoryTier(context_for(LAYOUT), TierCapabilities(can_list=True)))
+    def __init__(
+        self, *, manual: bool = False, below: dict | None = None, max_batch: int = 64, **config
+    ) -> None:
+        can = TierCapabilities(can_list=True, max_batch=max_batch)
+        self.tier = FaultTier(MemoryTier(context_for(LAYOUT), can))
         rows = [(cpu_tier(LAYOUT, 8), {}), (self.tier, ONE | (below or {}))]
         self.world = World(rows, layout=LAYOUT, manual=manual, **config)
         self.tokens = prompt(1, 4)
@@ -158,6 +161,22 @@ def test_a_tier_whose_threads_all_hang_promises_nothing_until_one_is_back(broken
     tier.release()
     world.settle()
     assert world.load(one.tokens) == len(one.tokens)
+
+
+def test_a_load_that_fails_in_one_piece_and_hangs_in_the_next_is_told_as_late(broken):
+    """The breaker hears of the time-out, whatever went wrong before it; only what hangs is kept back."""
+    one = broken(below={"breaker_failures": 9}, max_batch=1)
+    world, tier = one.world, one.tier
+    tier.add("load", Fault(FaultKind.FAIL_KEYS, at=(0,), status=Status.MISS), Fault(FaultKind.HANG))
+    job, _ = world.begin_load(one.tokens)
+    tier.wait_hanging()
+    world.clock.advance(11)
+    world.until(lambda: job.is_over)
+    assert not world.chain.links[1].is_up
+    assert world.chain.host.num_quarantined == 1
+    tier.release()
+    world.settle()
+    assert world.chain.host.num_quarantined == 0
 
 
 def test_loads_that_expire_in_the_queue_open_the_breaker(broken):
