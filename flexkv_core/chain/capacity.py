@@ -14,7 +14,7 @@ from ..index.stretch import Stretch, in_a_row
 from ..keys import BlockKey
 from ..metrics import Metrics
 from ..tier import DirectTier
-from .executor import Completed, Returned, Verb
+from .calls import Completed, Returned, Verb
 from .host import HostSlots
 from .links import Link
 

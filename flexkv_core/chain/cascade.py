@@ -17,81 +17,15 @@ from ..index.stretch import Stretch, in_a_row
 from ..keys import BlockKey
 from ..tier import Outcome, Status
 from ..wrappers.breaker import IS_DOWN
-from .executor import Call, Completed, Verb
+from .calls import Call, Completed, Verb
 from .links import Arrival, Link
 from .parts import ChainParts
+from .passing import Passing, all_keys, cut_into, num_blocks, split_at
 
 _BACKLOG_SHARE = 0.5
 """Share of the host slots that may wait for one lower tier; beyond it a tier is passed over."""
 _MAYBE_STORED = frozenset({Status.TIMEOUT, Status.UNAVAILABLE, Status.INVALID})
 """Failures after which the value may be there all the same."""
-
-
-@dataclass(slots=True, eq=False)
-class Passing:
-    """Blocks that lie whole in host slots, on their way down.
-
-    Attributes:
-        blocks: The blocks.
-        slots: Where each lies.
-        is_pinned: Whether they are blocks of the first tier, so that a pin keeps them; otherwise their
-            slots are lent, and get one more user.
-    """
-
-    blocks: Stretch
-    slots: list[int]
-    is_pinned: bool
-
-    def __len__(self) -> int:
-        return len(self.slots)
-
-    def part(self, first: int, last: int) -> Passing:
-        """Some of them."""
-        return Passing(self.blocks.part(first, last), self.slots[first:last], self.is_pinned)
-
-
-def passing(stretches: Sequence[Stretch], slots: Sequence[int], *, is_pinned: bool) -> list[Passing]:
-    """Blocks on their way down, with one slot each."""
-    found, at = [], 0
-    for stretch in stretches:
-        found.append(Passing(stretch, list(slots[at : at + len(stretch)]), is_pinned))
-        at += len(stretch)
-    return found
-
-
-def _cut(parts: Sequence[Passing], pieces: Sequence[range]) -> list[list[Passing]]:
-    """Blocks by the pieces that they belong to; ``pieces`` are positions of all of them, without gaps."""
-    found: list[list[Passing]] = [[] for _ in pieces]
-    first = number = 0
-    for part in parts:
-        at, last = first, first + len(part)
-        while at < last and number < len(pieces):
-            stop = min(last, pieces[number].stop)
-            is_whole = at == first and stop == last
-            found[number].append(part if is_whole else part.part(at - first, stop - first))
-            at = stop
-            number += at == pieces[number].stop
-        first = last
-    return found
-
-
-def _split(parts: Sequence[Passing], count: int) -> tuple[list[Passing], list[Passing]]:
-    """The first ``count`` blocks, and the others."""
-    total = _count(parts)
-    if count >= total:
-        return list(parts), []
-    if count <= 0:
-        return [], list(parts)
-    head, rest = _cut(parts, [range(count), range(count, total)])
-    return head, rest
-
-
-def _count(parts: Sequence[Passing]) -> int:
-    return sum(map(len, parts))
-
-
-def _keys(parts: Sequence[Passing]) -> list[BlockKey]:
-    return [key for part in parts for key in part.blocks.keys]
 
 
 def _may_be_there(end: Completed, outcome: Outcome) -> bool:
@@ -209,7 +143,7 @@ class Cascade:
         if link.is_reachable:
             self._store_into(link, lacking, now)
         else:
-            self._lose(link, _keys(lacking), "tier_down")
+            self._lose(link, all_keys(lacking), "tier_down")
 
     def _lacking(self, link: Link, parts: Sequence[Passing]) -> list[Passing]:
         """Those of the blocks that a tier keeps, and neither has nor will have."""
@@ -241,26 +175,26 @@ class Cascade:
     ) -> None:
         """Put blocks on their way into a tier, as many as fit; ``evicted`` leave it before."""
         if link.capacity_blocks is not None:
-            parts, lost = _split(parts, link.capacity_blocks)
-            self._lose(link, _keys(lost), "capacity", is_owed=False)
-        parts, later = _split(parts, self._fits(link))
+            parts, lost = split_at(parts, link.capacity_blocks)
+            self._lose(link, all_keys(lost), "capacity", is_owed=False)
+        parts, later = split_at(parts, self._fits(link))
         if parts:
             gone, parts = self._make_room(link, parts)
             evicted = [*evicted, *gone]
         if parts or link.backlog_bytes:
             self._put_off(link, later)
         else:  # nothing is under way whose end would call for them
-            self._lose(link, _keys(later), "no_room")
+            self._lose(link, all_keys(later), "no_room")
         if not parts:
             link.evict(evicted, now)  # they are out of the index: nobody else would remove them
             return
-        piece, calls = link.cut(_count(parts), link.workers.store_threads)
+        piece, calls = link.cut(num_blocks(parts), link.workers.store_threads)
         if link.is_indexed:
             self._add(link, parts, calls, now)
             if link.doomed:  # they take the room of these blocks, which have their places by now
-                evicted = [*evicted, *self._capacity.take_doomed(link, _count(parts))]
+                evicted = [*evicted, *self._capacity.take_doomed(link, num_blocks(parts))]
         pins = self._pin(parts, len(calls))
-        for call, mine in zip(calls, _cut(parts, calls), strict=True):
+        for call, mine in zip(calls, cut_into(parts, calls), strict=True):
             # Each call makes its own room, so that they fit in whatever order they run.
             room = len(evicted) if call is calls[-1] else len(call)
             gone, evicted = list(evicted[:room]), evicted[room:]
@@ -290,12 +224,12 @@ class Cascade:
         for key in before:
             self._index.pin(link.number, key)
         try:
-            gone = self._capacity.make_room(link, _count(parts))
+            gone = self._capacity.make_room(link, num_blocks(parts))
         finally:
             for key in before:
                 self._index.unpin(link.number, key)
-        parts, lost = _split(parts, max(0, link.capacity_blocks - self._index.count(link.number)))
-        self._lose(link, _keys(lost), "no_room")
+        parts, lost = split_at(parts, max(0, link.capacity_blocks - self._index.count(link.number)))
+        self._lose(link, all_keys(lost), "no_room")
         return gone, parts
 
     def _put_off(self, link: Link, parts: Sequence[Passing]) -> None:
@@ -312,7 +246,7 @@ class Cascade:
             count = min(self._fits(link), len(link.waiting))
             keys = [link.waiting.popitem(last=False)[0] for _ in range(count)]
             ready = self._passing_of(keys)
-            there = set(_keys(ready))
+            there = set(all_keys(ready))
             gone = [key for key in keys if key not in there]
             self._lose(link, gone, "evicted_before_stored", is_owed=False)
             self._offer(link, ready, now)
@@ -347,7 +281,7 @@ class Cascade:
         *,
         is_second_try: bool,
     ) -> None:
-        keys = parts[0].blocks.keys if len(parts) == 1 else _keys(parts)
+        keys = parts[0].blocks.keys if len(parts) == 1 else all_keys(parts)
         batch = CascadeBatch(link, parts, keys, len(keys) * self._layout.slot_bytes, pins, is_second_try)
         for part in parts:
             if not part.is_pinned:
@@ -372,7 +306,7 @@ class Cascade:
     def _sealed(self, parts: Sequence[Passing], first: int, last: int) -> list[memoryview]:
         """For workers: values of some of the blocks."""
         layout, host = self._layout, self._host
-        parts = _split(_split(parts, last)[0], first)[1]
+        parts = split_at(split_at(parts, last)[0], first)[1]
         slots = [slot for part in parts for slot in part.slots]
         views = host.pool.views(slots, layout.slot_bytes)
         rows = (row for part in parts for row in part.blocks.rows())
@@ -436,13 +370,13 @@ class Cascade:
 
     def _second_try(self, link: Link, parts: list[Passing], now: float) -> None:
         """The tier had less room than it said: make some, and try once more."""
-        count = _count(parts)
+        count = num_blocks(parts)
         gone = self._capacity.evict(link, 2 * count) if link.is_indexed else []
         if gone:
             self._store_into(link, parts, now, evicted=gone, is_second_try=True)
         else:
             self._metrics.count("store_failures", count, tier=link.name, cause=Status.NO_SPACE.value)
-            link.owed.add(_keys(parts))
+            link.owed.add(all_keys(parts))
 
     def returned(self, batch: CascadeBatch, now: float) -> None:
         """The worker of a store call that was given up has come back: its slots are free."""

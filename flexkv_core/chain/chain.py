@@ -26,14 +26,17 @@ from ..models import ChainConfig
 from ..tier import DirectTier, Tier
 from ..transfer import Fence, Transfer
 from ..wrappers import wrap
+from .calls import Completed, Completions, Message, Notice, Returned
 from .capacity import Capacity
 from .cascade import Cascade, CascadeBatch
 from .choice import Choice
-from .executor import Completed, Completions, Message, Notice, Returned, TierWorkers, run_bounded
-from .fills import FillBatch, Fills
+from .executor import TierWorkers, run_bounded
+from .fill_batch import FillBatch
+from .fills import Fills
+from .fitting import capacity_blocks, check_links, check_values, lane_threads
 from .host import HostSlots
 from .jobs import LoadJob, StoreJob
-from .links import Link, capacity_blocks, check_links, check_values, lane_threads
+from .links import Link
 from .loads import Loads
 from .lookup import Lookup, Lookups
 from .parts import ChainParts

@@ -9,7 +9,7 @@ Threads: the chain's thread only; workers do the I/O.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import repeat, takewhile
 from typing import TypeVar
@@ -18,7 +18,8 @@ from ..index.stretch import Stretch, at_positions, in_a_row, whole_blocks
 from ..keys import BlockChain, BlockKey
 from ..models import WritePolicy
 from ..tier import BufferState, Outcome, Status
-from .executor import Call, Completed, Verb
+from .calls import Call, Completed, Verb
+from .fill_batch import FillBatch, Run, Waiter
 from .jobs import LoadJob
 from .links import Link
 from .parts import ChainParts
@@ -29,76 +30,6 @@ _PREFETCH_BATCH = 8
 """Blocks of one prefetching call: what is needed now waits behind one such call at most."""
 
 T = TypeVar("T")
-Run = tuple[int, int]
-"""Positions ``[first, last)``."""
-
-
-@dataclass(slots=True)
-class Waiter:
-    """A load that waits for blocks in a row.
-
-    Attributes:
-        job: The load.
-        position: Where the first of them stands in its plan.
-        first: The first of them in the batch.
-        last: One behind the last.
-    """
-
-    job: LoadJob
-    position: int
-    first: int
-    last: int
-
-
-@dataclass(eq=False, slots=True)
-class FillBatch:
-    """Blocks of one load call.
-
-    Attributes:
-        link: Where they come from.
-        piece: Blocks that a worker reads at once.
-        keys: The blocks.
-        slots: Where each goes.
-        tokens: Tokens of each.
-        is_promoted: Whether they stay in the first tier.
-        ahead: Positions of those that are brought ahead of need, and that nobody needs so far.
-        waiting: The loads that wait for them.
-        pins: Blocks of the tier that are pinned for the call.
-        call: The call that brings them; None once it is over.
-        is_withdrawn: It was taken back before anybody began it; its end may still have to be taken in.
-        quarantined: Slots that a worker may still write into, although the call was given up.
-    """
-
-    link: Link
-    piece: int
-    keys: list[BlockKey]
-    slots: list[int]
-    tokens: list[int]
-    is_promoted: bool
-    ahead: set[int]
-    waiting: list[Waiter] = field(default_factory=list)
-    pins: list[BlockKey] = field(default_factory=list)
-    call: Call | None = None
-    is_withdrawn: bool = False
-    quarantined: list[int] = field(default_factory=list)
-
-    def part(self, numbers: list[int]) -> FillBatch:
-        """Some of the blocks, with those who wait for them and for no others; no call brings them."""
-        new = {i: at for at, i in enumerate(numbers)}
-        return FillBatch(
-            self.link,
-            self.piece,
-            [self.keys[i] for i in numbers],
-            [self.slots[i] for i in numbers],
-            [self.tokens[i] for i in numbers],
-            self.is_promoted,
-            {new[i] for i in self.ahead if i in new},
-            [
-                Waiter(waiter.job, waiter.position, new[waiter.first], new[waiter.last - 1] + 1)
-                for waiter in self.waiting
-                if waiter.first in new
-            ],
-        )
 
 
 class Fills:

@@ -7,28 +7,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
-from ..demands import unmet_demands
 from ..keys import BlockKey
-from ..layout import BlockLayout, round_up
-from ..models import CodecConfig, TierConfig, WritePolicy
+from ..models import TierConfig, WritePolicy
 from ..tier import DirectTier, Status, Tier, TierCapabilities
-from ..wrappers.encoding import stored_bytes
 from ..wrappers.stack import Wrapped
-from .executor import Call, Completed, TierWorkers, Verb
+from .calls import Call, Completed, Verb
+from .executor import TierWorkers
+from .key_sets import KnownKeys, RecentKeys
 from .speed import SpeedEstimate
 
 logger = logging.getLogger(__name__)
 
-_KNOWN_LIMIT = 200_000
-"""Answers of each kind: 13 million tokens in blocks of 64, in some 40 MiB."""
-_NEVER = float("-inf")
-_OWED_LIMIT = 100_000
-"""Blocks that a tier missed and values that could not be removed: so many of each are remembered."""
 _PIECES_EACH = 4
 """Pieces of one call for each thread."""
 _TRY_EVERY_S = 10.0
@@ -52,88 +45,6 @@ _KEEPS = {
     WritePolicy.BACK: {Arrival.LEAVING},
     WritePolicy.NEVER: frozenset[Arrival](),
 }
-
-
-class RecentKeys:
-    """A set of keys that forgets the oldest beyond a limit."""
-
-    def __init__(self, limit: int = _OWED_LIMIT) -> None:
-        """No keys."""
-        self._limit = limit
-        self._keys: OrderedDict[BlockKey, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __contains__(self, key: BlockKey) -> bool:
-        return key in self._keys
-
-    def __iter__(self) -> Iterator[BlockKey]:
-        return iter(self._keys)
-
-    def add(self, keys: Iterable[BlockKey]) -> None:
-        """Remember keys."""
-        self._keys.update(dict.fromkeys(keys))
-        while len(self._keys) > self._limit:
-            self._keys.popitem(last=False)
-
-    def take(self, keys: Iterable[BlockKey]) -> list[BlockKey]:
-        """Forget those of the keys that are here, and return them."""
-        found = [key for key in keys if key in self._keys] if self._keys else []
-        for key in found:
-            del self._keys[key]
-        return found
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._keys.clear()
-
-
-class KnownKeys:
-    """What a shared tier said of keys, for a while: there, or not there."""
-
-    def __init__(self, found_s: float = 60.0, missing_s: float = 2.0) -> None:
-        """Believe a positive answer for ``found_s`` seconds and a negative one for ``missing_s``."""
-        self._spans = {True: found_s, False: missing_s}
-        self._there: OrderedDict[BlockKey, float] = OrderedDict()
-        self._missing: OrderedDict[BlockKey, float] = OrderedDict()  # until when, the first to end first
-
-    def __len__(self) -> int:
-        return len(self._there) + len(self._missing)
-
-    def note(self, key: BlockKey, now: float, *, is_there: bool) -> None:
-        """Remember an answer, or what a load or store found out."""
-        mine, other = (self._there, self._missing) if is_there else (self._missing, self._there)
-        other.pop(key, None)
-        mine[key] = now + self._spans[is_there]
-        mine.move_to_end(key)
-        self._forget_old(now)
-
-    def _forget_old(self, now: float) -> None:
-        """Two of each kind at most, so that no note takes long: one is added at a time."""
-        for answers in (self._there, self._missing):
-            for _ in range(2):
-                if answers and (len(answers) > _KNOWN_LIMIT or next(iter(answers.values())) < now):
-                    answers.popitem(last=False)
-
-    def get(self, key: BlockKey, now: float) -> bool | None:
-        """True, False, or None where nothing recent is known."""
-        if self._there.get(key, _NEVER) >= now:
-            return True
-        return False if self._missing.get(key, _NEVER) >= now else None
-
-    def there_until(self, keys: Sequence[BlockKey], start: int, stop: int, now: float) -> int:
-        """One behind the last of ``keys[start:stop]`` that is known to be there, without a gap."""
-        get = self._there.get
-        for at in range(start, stop):
-            if get(keys[at], _NEVER) < now:
-                return at
-        return stop
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._there.clear()
-        self._missing.clear()
 
 
 @dataclass(eq=False)
@@ -311,82 +222,3 @@ class Link:
         piece = max(1, min(most or count, self.capabilities.max_batch, -(-count // max(1, threads))))
         size = piece if most else piece * max(1, threads) * _PIECES_EACH
         return piece, [range(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-class LaneThreads(NamedTuple):
-    """Threads of a tier's lanes."""
-
-    load: int
-    store: int
-    lookup: int
-
-
-def lane_threads(config: TierConfig, can: TierCapabilities) -> LaneThreads:
-    """How many threads each lane gets: together no more than the driver takes calls at once.
-
-    Each lane has one at least.  Where that is more than the driver takes, calls take turns (``Turns``).
-    """
-    lookups = 1 if can.shared else 0
-    budget = can.max_concurrency - lookups
-    loads = config.load_threads or min(-(-budget // 2), budget - (config.store_threads or 1))
-    loads = max(1, min(loads, budget - 1))
-    stores = max(1, min(config.store_threads or budget, budget - loads))
-    wanted = (config.load_threads or 0) + (config.store_threads or 0)
-    if wanted > loads + stores:
-        logger.warning(
-            "[FlexKV] tier %s: the driver takes %d calls at once: load_threads is %d, store_threads %d",
-            config.name,
-            can.max_concurrency,
-            loads,
-            stores,
-        )
-    return LaneThreads(loads, stores, lookups)
-
-
-def capacity_blocks(
-    capabilities: TierCapabilities, layout: BlockLayout, codec: CodecConfig | None = None
-) -> int | None:
-    """How many full blocks fit, or None where the store itself decides.
-
-    With a codec each block counts with the room that it takes when it does not shrink.
-    """
-    if not capabilities.capacity_bytes:
-        return None
-    longest = stored_bytes(codec or CodecConfig(), layout)
-    return capabilities.capacity_bytes // round_up(longest, max(1, capabilities.alignment_bytes))
-
-
-def check_links(configs: Sequence[TierConfig], capabilities: Sequence[TierCapabilities]) -> list[str]:
-    """Why this order of tiers cannot work, in all points; empty if it can."""
-    return [
-        f"tiers[{number}] ({configs[number].name}): {field}: {line}"
-        for number, field, line in unmet_demands(configs, capabilities)
-    ]
-
-
-def check_values(configs: Sequence[TierConfig], tiers: Sequence[Tier], layout: BlockLayout) -> list[str]:
-    """Whether blocks of this layout fit into the tiers at all."""
-    findings = []
-    for number, (config, tier) in enumerate(zip(configs, tiers, strict=True)):
-        can = tier.capabilities
-        where = f"tiers[{number}] ({config.name})"
-        longest = stored_bytes(config.codec, layout)
-        if can.max_value_bytes and longest > can.max_value_bytes:
-            findings.append(
-                f"{where}: a block takes {longest:,} B, the tier's values at most "
-                f"{can.max_value_bytes:,} B: lower block_tokens"
-            )
-        if capacity_blocks(can, layout, config.codec) == 0:
-            findings.append(
-                f"{where}: a block takes {longest:,} B, the tier has room for "
-                f"{can.capacity_bytes:,} B, which is less than one block: raise its capacity"
-            )
-        if isinstance(tier, DirectTier) and not tier.slots.capacity:
-            findings.append(
-                f"{where}: a block takes {longest:,} B, its memory has room for none: raise its capacity"
-            )
-        if number == 0 and isinstance(tier, DirectTier) != can.direct_slots:
-            findings.append(
-                f"{where}: the driver says direct_slots={can.direct_slots}, its class says otherwise"
-            )
-    return findings

@@ -19,7 +19,8 @@ from ..keys import BlockChain
 from ..tier import Status
 from ..transfer import CopyJob, Fence, HostSpans, Ticket, begin_copy
 from .choice import Choice
-from .fills import FillBatch, Fills, Run, Waiter
+from .fill_batch import FillBatch, Run, Waiter
+from .fills import Fills
 from .jobs import LoadJob, LoadState
 from .parts import ChainParts
 from .plan import LoadPlan, plan_load

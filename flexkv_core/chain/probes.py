@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..keys import BlockKey
 from ..tier import Status
-from .executor import Call, Completed, Verb
+from .calls import Call, Completed, Verb
 from .links import Link
 from .parts import ChainParts
 

@@ -17,10 +17,11 @@ from ..index.stretch import Stretch
 from ..keys import BlockChain, BlockKey
 from ..models import WritePolicy
 from ..transfer import CopyJob, Fence, HostSpans, begin_copy
-from .cascade import Cascade, passing
+from .cascade import Cascade
 from .jobs import StoreJob, StoreState
 from .links import Arrival
 from .parts import ChainParts
+from .passing import passing
 from .plan import StorePlan, plan_store
 from .receipts import Receipt
 

@@ -57,9 +57,15 @@ ROWS = [
         "chain.choice",
         "chain.receipts",
     ),
-    ("chain.executor",),
     (
+        "chain.calls",
+        "chain.lane",
+        "chain.executor",
+    ),
+    (
+        "chain.key_sets",
         "chain.links",
+        "chain.fitting",
         "chain.host",
     ),
     ("chain.capacity",),
@@ -69,8 +75,10 @@ ROWS = [
     ),
     (
         "chain.prefetched",
+        "chain.fill_batch",
         "chain.fills",
         "chain.loads",
+        "chain.passing",
         "chain.cascade",
         "chain.stores",
         "chain.weighing",

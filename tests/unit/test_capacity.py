@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flexkv_core.chain.links import KnownKeys, capacity_blocks, check_links
+from flexkv_core.chain.fitting import capacity_blocks, check_links
+from flexkv_core.chain.key_sets import KnownKeys
 from flexkv_core.errors import ConfigError
 from flexkv_core.models import TierConfig
 from flexkv_core.testing import MemoryTier, context_for, small_layout
@@ -114,7 +115,7 @@ def test_answers_of_shared_tiers_age():
 
 
 def test_answers_are_bounded(monkeypatch):
-    monkeypatch.setattr("flexkv_core.chain.links._KNOWN_LIMIT", 10)
+    monkeypatch.setattr("flexkv_core.chain.key_sets._KNOWN_LIMIT", 10)
     known = KnownKeys()
     for number in range(30):
         known.note(number.to_bytes(32, "big"), 0.0, is_there=True)

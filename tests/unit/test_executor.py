@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from flexkv_core.chain.executor import Call, Completed, Completions, Returned, TierWorkers, Verb
+from flexkv_core.chain.calls import Call, Completed, Completions, Returned, Verb
+from flexkv_core.chain.executor import TierWorkers
 from flexkv_core.testing import (
     FakeClock,
     Fault,

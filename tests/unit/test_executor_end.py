@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from flexkv_core.chain.executor import Call, Completed, Completions, Message, Returned, TierWorkers, Verb
+from flexkv_core.chain.calls import Call, Completed, Completions, Message, Returned, Verb
+from flexkv_core.chain.executor import TierWorkers
 from flexkv_core.testing import (
     FakeClock,
     Fault,

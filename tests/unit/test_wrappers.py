@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flexkv_core.chain.executor import Call, Piece, Verb
+from flexkv_core.chain.calls import Call, Piece, Verb
 from flexkv_core.envelope import write_header
 from flexkv_core.errors import (
     CorruptBlockError,
