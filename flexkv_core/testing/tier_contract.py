@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flexkv_core.errors import TierClosedError, TierError, UnsupportedOperationError
+from flexkv_core.errors import TierClosedError, UnsupportedOperationError
 from flexkv_core.tier import DirectTier, Status, Tier, TierCapabilities, TierContext
 
 from .leaks import Snapshot
@@ -200,40 +200,3 @@ class ContractTests(TierKit):
             if cycle == 0:  # what a library starts once for the process is not the tier's leak
                 before = Snapshot.take()
         assert before.wait_until_back() == []
-
-    def test_unreachable_medium_is_a_failure_and_no_miss(self, opener: Opener) -> None:
-        tier = opener.open()
-        values = self.values(tier, 2)
-        store(tier, values)
-        try:
-            broken = self.break_medium(opener.medium)
-        except NotImplementedError:
-            self.skip("break_medium is not given")
-        with broken:
-            self._assert_fails(tier, "load")
-            self._assert_fails(tier, "store")
-        for _ in range(3):  # a client may need a call or two to find out that it may connect again
-            try:
-                tier.check_health()
-                break
-            except Exception as exc:  # noqa: BLE001 - whatever is left of the outage
-                last = exc
-        else:
-            raise AssertionError("the medium is back, the tier is not") from last
-        store(tier, values)
-        assert_holds(tier, values)
-
-    def _assert_fails(self, tier: Tier, operation: str) -> None:
-        values = self.values(tier, 2)
-        keys = [value.key for value in values]
-        try:
-            if operation == "load":
-                outcomes = tier.load(keys, [self.buffer() for _ in keys])
-            else:
-                outcomes = tier.store(keys, [value.view for value in values])
-        except TierClosedError:
-            raise
-        except TierError:
-            return
-        for outcome in well_formed(outcomes, 2):
-            assert outcome.status not in (Status.OK, Status.MISS), f"{operation} while unreachable: {outcome}"

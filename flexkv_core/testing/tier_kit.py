@@ -66,6 +66,17 @@ class TierKit(Kit):
         """A context manager in which the medium cannot be reached (server down, directory gone)."""
         raise NotImplementedError
 
+    def disturb_medium(self, medium: Any, how: str) -> Any:
+        """A context manager in which the medium is there, and no good.
+
+        Args:
+            medium: What the fixture of that name gave.
+            how: ``hung``: it takes what is sent and says nothing; ``slow``: bytes come one by one;
+                ``cut``: connections end in the middle of a value.  Raise NotImplementedError for what the
+                medium cannot be made to do.
+        """
+        raise NotImplementedError
+
     # -- for the tests
 
     @pytest.fixture

@@ -46,6 +46,11 @@ class S3Kit(TierTests):
             raise NotImplementedError
         return stopped(medium["pid"])
 
+    def disturb_medium(self, medium, how):
+        if how != "hung":
+            raise NotImplementedError
+        return self.break_medium(medium)
+
 
 @pytest.fixture(scope="module")
 def stub():

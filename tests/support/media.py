@@ -8,11 +8,14 @@ import pytest
 
 from flexkv_core import TierCapabilities
 from flexkv_core.testing import Medium, TierTests
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import Proxy, RedisServer
 from tests.support.ssd_disk import peek, remove, replace, spots
 
 SERVERS: dict[str, RedisServer] = {}
 """Servers that run, by URL: a medium travels to writing processes, and so is plain data."""
+
+PROXIES: dict[str, Proxy] = {}
+"""Those that stand before one, by their own URL."""
 
 
 class InMemory(TierTests):
@@ -49,9 +52,15 @@ class InRedis(TierTests):
     """A real server (``tests/conformance/conftest.py``), known by its URL."""
 
     @pytest.fixture
-    def medium(self, server):
+    def medium(self, server, request):
         server.ask("FLUSHALL")
-        return server.unix_url
+        if "disturbed" not in request.node.name:
+            yield server.unix_url
+            return
+        with Proxy(server.path) as proxy:
+            SERVERS[proxy.url], PROXIES[proxy.url] = server, proxy
+            yield proxy.url
+            del SERVERS[proxy.url], PROXIES[proxy.url]
 
     def read_medium(self, medium, key):
         return SERVERS[medium].ask("GET", _name(key))
@@ -62,6 +71,10 @@ class InRedis(TierTests):
 
     def break_medium(self, medium):
         return SERVERS[medium].unreachable()
+
+    def disturb_medium(self, medium, how):
+        disturbed = {"hung": SERVERS[medium].paused, "slow": PROXIES[medium].slow, "cut": PROXIES[medium].cut}
+        return disturbed[how]()
 
 
 def _name(key: bytes) -> bytes:

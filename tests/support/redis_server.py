@@ -186,6 +186,21 @@ class Proxy:
                     end.shutdown(socket.SHUT_RDWR)
         self._pairs.clear()
 
+    @contextmanager
+    def slow(self) -> Iterator[None]:
+        """Replies come at 20 kB/s."""
+        self.pace_s = 0.05
+        yield
+        self.pace_s = 0.0
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """Connections end in the middle of the first value."""
+        self.reply_limit = 512
+        self.cut_idle()
+        yield
+        self.reply_limit = None
+
     def _accept(self) -> None:
         while not self._stop.is_set():
             with suppress(TimeoutError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -124,6 +126,24 @@ class Unready(MemoryTier):
         return [replace(outcome, buffer=BufferState.UNTOUCHED) for outcome in super().load(keys, into)]
 
 
+class Punctual(MemoryTier):
+    """Believes no value that was stored later than now."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.stored_at = {}
+
+    def store(self, keys, values):
+        self.stored_at.update(dict.fromkeys(keys, time.time()))
+        return super().store(keys, values)
+
+    def load(self, keys, into):
+        outcomes = super().load(keys, into)
+        return [
+            o if self.stored_at[key] <= time.time() else MISS for key, o in zip(keys, outcomes, strict=True)
+        ]
+
+
 class Vague(MemoryTier):
     def store(self, keys, values):
         return [Outcome(Status.INVALID) for _ in keys]
@@ -161,6 +181,7 @@ FOUND = [
     (Torn, "test_threads_on_the_same_keys", PLAIN),
     (AfterLife, "test_close_twice_and_use_after_close", PLAIN),
     (Unready, "test_round_trip_at_edge_sizes", PLAIN),
+    (Punctual, "test_clocks_that_differ", PLAIN),
     (Vague, "test_blocks_of_every_fill_verify", PLAIN),
     (Lost, "test_values_outlive_a_restart", PERSISTENT),
     (Untold, "test_list_is_complete_with_heads", PERSISTENT),
@@ -182,6 +203,7 @@ def run(tier_class, name, capabilities):
     test = getattr(case, name)
     wants = test.__code__.co_varnames[1 : test.__code__.co_argcount]
     given = {"tier": opener.open, "opener": lambda: opener, "context": lambda: opener.context}
+    given["monkeypatch"] = pytest.MonkeyPatch
     try:
         test(**{want: given[want]() for want in wants})
     finally:
@@ -193,6 +215,29 @@ def test_broken_tier_is_found(tier_class, name, capabilities):
     run(MemoryTier, name, capabilities)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         run(tier_class, name, capabilities)
+
+
+def test_a_miss_while_the_medium_hangs_is_found():
+    hung = threading.Event()
+
+    class Evasive(MemoryTier):
+        def load(self, keys, into):
+            return [MISS] * len(keys) if hung.is_set() else super().load(keys, into)
+
+    class Case(TierTests):
+        def open_tier(self, context, medium):
+            return Evasive(context, PLAIN, medium)
+
+        @contextmanager
+        def disturb_medium(self, medium, how):
+            hung.set()
+            yield
+            hung.clear()
+
+    case = Case()
+    opener = Opener(case, context_for(case.layout), Medium())
+    with closing(opener), pytest.raises(AssertionError, match="told to be a miss"):
+        case.test_disturbed_medium_gives_no_wrong_answer(opener, "hung")
 
 
 def test_left_thread_is_found(monkeypatch):
