@@ -71,8 +71,8 @@ def test_progress_is_told(below):
     w.until(lambda: job.num_ready_tokens)
     assert job.num_ready_tokens == 8 * BLOCK, "calls of at most eight blocks"
     assert not job.is_over
-    w.far.always("load", None)
     w.far.wait_hanging()
+    w.far.always("load", None)
     w.far.release()
     w.settle()
     assert (job.num_ready_tokens, job.state) == (12 * BLOCK, "done")

@@ -277,7 +277,7 @@ def test_workers_cut_a_call_that_ends_once(bench, threads, piece):
     assert [outcome.is_ok for outcome in end.outcomes] == [i != bad for i in range(5)]
     assert bad % piece == 0
     assert call.num_pieces == len(sizes(one, "load"))
-    assert one.workers.num_open == 0
+    wait_until(lambda: not one.workers.num_open)
 
 
 def test_all_threads_are_at_one_call(bench):
@@ -310,7 +310,7 @@ def test_what_is_over_before_the_deadline_counts(bench):
     assert one.workers.can_load, "one thread is left"
     one.tier.release()
     assert isinstance(one.take(1)[0], Returned)
-    assert one.workers.num_open == 0
+    wait_until(lambda: not one.workers.num_open)
 
 
 def test_what_nobody_has_begun_is_untouched(bench):
@@ -408,4 +408,4 @@ def test_a_prefetch_that_is_needed_now_goes_first_in_the_middle(bench):
     one.tier.release()
     ends = one.take(2)
     assert ends[0].call is first
-    assert one.workers.num_open == 0
+    wait_until(lambda: not one.workers.num_open)
