@@ -218,11 +218,14 @@ def test_broken_tier_is_found(tier_class, name, capabilities):
 
 
 def test_a_miss_while_the_medium_hangs_is_found():
-    hung = threading.Event()
+    hung, was_asked = threading.Event(), threading.Event()
 
     class Evasive(MemoryTier):
         def load(self, keys, into):
-            return [MISS] * len(keys) if hung.is_set() else super().load(keys, into)
+            if not hung.is_set():
+                return super().load(keys, into)
+            was_asked.set()
+            return [MISS] * len(keys)
 
     class Case(TierTests):
         def open_tier(self, context, medium):
@@ -232,6 +235,7 @@ def test_a_miss_while_the_medium_hangs_is_found():
         def disturb_medium(self, medium, how):
             hung.set()
             yield
+            assert was_asked.wait(DEADLINE_S)
             hung.clear()
 
     case = Case()
