@@ -46,6 +46,7 @@ from tests.support.waiting import DEADLINE_S, wait_until
 LAYOUT = small_layout()
 VALUES = make_values(LAYOUT, 4)
 KEYS = [value.key for value in VALUES]
+FOREVER_S = 1e9
 
 
 @pytest.fixture
@@ -475,7 +476,8 @@ def test_meter_counts_by_operation_and_status(tier):
     assert 'tier_call_seconds_count{operation="evict",tier="t"} 1' in metrics.render()
 
 
-def test_what_fails_is_named_once_in_one_line(tier, caplog):
+def test_what_fails_is_named_once_in_one_line(tier, caplog, monkeypatch):
+    monkeypatch.setattr("flexkv_core.wrappers.meter.LOG_EVERY_S", FOREVER_S)
     metered = MeteredTier(GuardedTier(tier, "far", Metrics()), "far", Metrics())
     tier.add("load", Fault(FaultKind.FAIL_KEYS, at=(1, 3), status=Status.CORRUPT))
     tier.always("store", Fault(FaultKind.RAISE, error=TierAccessError("no rights")))
@@ -489,7 +491,8 @@ def test_what_fails_is_named_once_in_one_line(tier, caplog):
     assert lines[1] == "[FlexKV] tier far: store of 4 blocks failed (denied): no rights"
 
 
-def test_a_tier_that_is_down_is_not_named_again_for_every_call(tier, caplog):
+def test_a_tier_that_is_down_is_not_named_again_for_every_call(tier, caplog, monkeypatch):
+    monkeypatch.setattr("flexkv_core.wrappers.meter.LOG_EVERY_S", FOREVER_S)
     stack = wrap(
         tier, TierConfig(name="far", driver="test", breaker_failures=1), LAYOUT, Metrics(), print
     ).tier
