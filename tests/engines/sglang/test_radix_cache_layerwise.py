@@ -5,6 +5,8 @@ Tests with ``cured`` switch a cure off to show that they see the hazard: then a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,12 +34,25 @@ IP = {"layerwise": True}
 WRONG = "wrong KV"
 
 
-def _stored(w: SglangWorld, *prompts: range) -> None:
-    """Have the prompts in host slots and nothing on the device, not even what was there."""
-    for prompt in prompts:
-        w.ask(prompt, outputs=1)
-    assert w.flush()
-    w.poison_free()
+@contextmanager
+def ip_world(
+    tmp_path: Path,
+    *prompts: range,
+    streams: bool = False,
+    engine: dict[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[SglangWorld]:
+    """A world in IP mode that has prompts in host slots and nothing on the device, not even what was there.
+
+    With ``streams`` its device lags, and waits for copies itself.
+    """
+    with world(tmp_path, engine=IP | (engine or {}), **options) as w:
+        for prompt in prompts or (range(64),):
+            w.ask(prompt, outputs=1)
+        assert w.flush()
+        w.poison_free()
+        w.transfer.orders = w.stream.lags = streams
+        yield w
 
 
 def _loads(w: SglangWorld) -> Any:
@@ -53,8 +68,7 @@ def _loads(w: SglangWorld) -> Any:
 @pytest.mark.parametrize("pool", ["mha", "mla"])
 def test_a_pass_begins_while_its_load_runs(tmp_path: Path, page: int, pool: str) -> None:
     """R79, R80: layer 0 is read before layer 1 has come; the receipt says which way the load went."""
-    with world(tmp_path, page=page, pool=pool, engine=IP) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path, page=page, pool=pool) as w:
         w.transfer.layers = 1
         seen: list[bool] = []
 
@@ -74,9 +88,7 @@ def test_a_pass_begins_while_its_load_runs(tmp_path: Path, page: int, pool: str)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_pass_is_ordered_behind_each_layer_on_the_device(tmp_path: Path, page: int) -> None:
     """R59: with streams the scheduler goes on at once, and the pass waits on the device, by layer."""
-    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 5}) as w:
-        _stored(w, range(64))
-        w.transfer.orders = w.stream.lags = True
+    with ip_world(tmp_path, page=page, engine={"load_deadline_s": 5}, streams=True) as w:
         w.transfer.layers = 0
         job = w.launch([*range(64), 1], outputs=1)
         assert not w.count("layerwise_failures"), "the scheduler has waited for a layer"
@@ -91,8 +103,7 @@ def test_a_pass_is_ordered_behind_each_layer_on_the_device(tmp_path: Path, page:
 
 def test_matching_begins_no_load(tmp_path: Path) -> None:
     """HS-43, R80: a request that is only ranked costs no slot and no copy."""
-    with world(tmp_path, engine=IP, lpm=True) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path, lpm=True) as w:
         job = w.submit([*range(64), 1])
         for _ in range(5):
             assert w.match(job) == 64
@@ -104,8 +115,7 @@ def test_matching_begins_no_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_copy_that_cannot_begin_is_computed(tmp_path: Path, page: int) -> None:
     """HS-42: nothing is left of the plan; the end of the world looks for pins, tasks and slots."""
-    with world(tmp_path, page=page, engine=IP) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path, page=page) as w:
         w.transfer.refuses = 1
         assert w.ask([*range(64), 1]).cached == (0, 0, 0)
         assert _loads(w).is_idle
@@ -141,9 +151,8 @@ def test_every_load_of_a_batch_is_awaited(
             return signal
 
         monkeypatch.setattr(counters.Counter, "add", add)
-    with world(tmp_path, page=page, engine=IP) as w:
-        prompts = [range(at, at + 64) for at in (0, 100, 200)]
-        _stored(w, *prompts)
+    prompts = [range(at, at + 64) for at in (0, 100, 200)]
+    with ip_world(tmp_path, *prompts, page=page) as w:
         w.transfer.holds_loads = True
         jobs = [w.submit([*prompt, 1]) for prompt in prompts]
 
@@ -172,8 +181,7 @@ def test_every_load_of_a_batch_is_awaited(
 @pytest.mark.parametrize("page", PAGES)
 def test_a_request_that_is_given_anothers_load_waits_for_it(tmp_path: Path, page: int) -> None:
     """HS-6: the node is in the tree while its bytes are on the way; all passes wait for them."""
-    with world(tmp_path, page=page, engine=IP) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path, page=page) as w:
         w.transfer.layers = 0
         first = w.submit([*range(64), 1])
         second = w.submit([*range(64), 2])
@@ -190,10 +198,8 @@ def test_a_request_that_is_given_anothers_load_waits_for_it(tmp_path: Path, page
 @pytest.mark.parametrize("page", PAGES)
 def test_more_batches_than_counters(tmp_path: Path, page: int) -> None:
     """R82, R89: with all counters in use a load is awaited as a whole; both ways serve side by side."""
-    with world(tmp_path, page=page, engine=IP | {"load_wait_s": 0.002}) as w:
-        prompts = [range(at, at + 32) for at in range(0, 500, 100)]
-        _stored(w, *prompts)
-        w.transfer.orders = w.stream.lags = True
+    prompts = [range(at, at + 32) for at in range(0, 500, 100)]
+    with ip_world(tmp_path, *prompts, page=page, engine={"load_wait_s": 0.002}, streams=True) as w:
         w.transfer.holds_loads = True
         for prompt in prompts[:3]:
             w.launch([*prompt, 1], outputs=1)
@@ -218,9 +224,8 @@ def test_layers_that_nobody_reads_leave_nothing_behind(
     """HS-10, R83: the units of a skipped layer must not satisfy the next load that takes the counter."""
     if not cured:
         monkeypatch.setattr(counters.Counter, "take", _take_without_emptying)
-    with world(tmp_path, engine=IP) as w:
-        prompts = [range(at, at + 48) for at in range(0, 400, 100)]
-        _stored(w, *prompts)
+    prompts = [range(at, at + 48) for at in range(0, 400, 100)]
+    with ip_world(tmp_path, *prompts) as w:
         w.skips = {skipped}
         # Copies end before anybody asks, so that nobody takes their units.
         w.on_layer = lambda _layer: [entry.load.ticket.wait(DEADLINE_S) for entry in _loads(w)._open] and None
@@ -274,8 +279,7 @@ def _open_load(w: SglangWorld, tokens: Any) -> Job:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_pass_waits_only_for_loads_that_it_reads(tmp_path: Path, page: int) -> None:
     """Requests that decode go on, and a prompt without a hit: neither has a slot of the load."""
-    with world(tmp_path, page=page, engine=IP) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path, page=page) as w:
         decoding = w.submit(range(500, 520), outputs=30)
         w.run(until=lambda: len(decoding.req.output_ids) > 2)
         w.transfer.holds_loads = True
@@ -289,8 +293,7 @@ def test_a_pass_waits_only_for_loads_that_it_reads(tmp_path: Path, page: int) ->
 
 def test_a_pass_that_reads_no_load_need_not_ask(tmp_path: Path) -> None:
     """MLA prefills without a prefix ask for no layer: what runs for others beside them is not their fault."""
-    with world(tmp_path, engine=IP) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path) as w:
         w.transfer.holds_loads = True
         job = _open_load(w, [*range(64), 1])
         counter, w.kv.layer_transfer_counter = w.kv.layer_transfer_counter, None
@@ -306,8 +309,7 @@ def test_a_pass_that_reads_no_load_need_not_ask(tmp_path: Path) -> None:
 
 def test_a_pass_must_ask_for_every_layer_that_passes_ask_for(tmp_path: Path) -> None:
     """One that asks for the first layer alone has read the others unasked: its requests are aborted."""
-    with world(tmp_path, engine=IP) as w:
-        _stored(w, range(64), range(100, 164))
+    with ip_world(tmp_path, range(64), range(100, 164)) as w:
         assert w.ask([*range(100, 164), *range(900, 910)]).cached == (0, 64, 0)
         counter = w.kv.layer_transfer_counter
         w.transfer.layers = 1
@@ -330,9 +332,7 @@ def test_a_pass_must_ask_for_every_layer_that_passes_ask_for(tmp_path: Path) -> 
 @CURED
 def test_what_a_load_writes_is_locked(tmp_path: Path, cured: bool) -> None:
     """HS-7, R90: its request is gone, the device is short of room, and still nobody gets the slots."""
-    with world(tmp_path, page=16, engine=IP) as w:  # the end of the request fills no page: it stores nothing
-        _stored(w, range(64))
-        w.transfer.orders = w.stream.lags = True
+    with ip_world(tmp_path, page=16, streams=True) as w:  # the request's end fills no page: it stores nothing
         w.transfer.holds_loads = True
         job = w.launch([*range(64), 1], outputs=4)
         w.abort(job)
@@ -358,9 +358,7 @@ def test_what_a_load_writes_is_locked(tmp_path: Path, cured: bool) -> None:
 
 def test_a_flush_waits_for_copies_by_layer(tmp_path: Path) -> None:
     """HS-51: or is refused, in time."""
-    with world(tmp_path, engine=IP | {"shutdown_deadline_s": 0.1}) as w:
-        _stored(w, range(64))
-        w.transfer.orders = w.stream.lags = True
+    with ip_world(tmp_path, engine={"shutdown_deadline_s": 0.1}, streams=True) as w:
         w.transfer.layers = 1
         job = w.launch([*range(64), 1], outputs=1)
         assert not w.cache.may_flush()
@@ -396,8 +394,7 @@ def test_only_the_batch_of_a_failed_load_is_aborted(
 ) -> None:
     """HS-50, R84, R85: the scheduler lives, its other requests go on, and nobody is answered from such KV."""
     engine = IP | ({"load_deadline_s": 0.3} if how == "late" else {})
-    with world(tmp_path, page=page, engine=engine, size=1024) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path, page=page, engine=engine, size=1024) as w:
         decoding = w.submit(range(500, 520), outputs=30)
         w.run(until=lambda: len(decoding.req.output_ids) > 2)
         _fail(w, how)
@@ -433,8 +430,7 @@ def test_only_the_batch_of_a_failed_load_is_aborted(
 
 
 def test_a_chunked_request_is_aborted_between_its_chunks(tmp_path: Path) -> None:
-    with world(tmp_path, engine=IP | {"load_deadline_s": 0.2}, chunk=32) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path, engine={"load_deadline_s": 0.2}, chunk=32) as w:
         w.transfer.layers = 0
         job = w.submit([*range(64), *range(900, 1000)], outputs=1)
         w.run(until=lambda: job.is_aborted)
@@ -450,8 +446,7 @@ def test_only_while_dead_slots_are_there_is_a_request_kept_out_of_the_tree(
     """One that was only ranked beside them, or computed its own, is kept once they are gone."""
     if beside == "running" and not STAYS_OUT:
         pytest.skip("before 0.5.22 such a request is aborted")
-    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 0.2}, size=1024) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path, page=page, engine={"load_deadline_s": 0.2}, size=1024) as w:
         _fail(w, "late")
         w.run(w.submit([*range(64), 1]))
         w.has_time()
@@ -472,8 +467,7 @@ def test_only_while_dead_slots_are_there_is_a_request_kept_out_of_the_tree(
 @pytest.mark.parametrize("page", PAGES)
 def test_nothing_of_a_failed_load_is_stored(tmp_path: Path, page: int) -> None:
     """Neither what was to be loaded nor what was computed on it."""
-    with world(tmp_path, page=page, engine=IP | {"load_deadline_s": 0.2}) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path, page=page, engine={"load_deadline_s": 0.2}) as w:
         w.transfer.layers = 0
         job = w.submit([*range(64), 1], outputs=4)
         stored = w.count("tokens", kind="store")
@@ -487,9 +481,7 @@ def test_nothing_of_a_failed_load_is_stored(tmp_path: Path, page: int) -> None:
 
 def test_a_failure_that_comes_after_the_device_was_ordered_ends_the_engine(tmp_path: Path) -> None:
     """A pass has read what is not known: better no answer than a wrong one."""
-    with world(tmp_path, engine=IP) as w:
-        _stored(w, range(64))
-        w.transfer.orders = w.stream.lags = True
+    with ip_world(tmp_path, streams=True) as w:
         w.transfer.fails_at = 1
         w.transfer.layers = 1
         w.launch([*range(64), 1], outputs=1)
@@ -501,9 +493,7 @@ def test_a_failure_that_comes_after_the_device_was_ordered_ends_the_engine(tmp_p
 
 def test_a_failure_that_the_next_pass_finds_ends_the_engine_too(tmp_path: Path) -> None:
     """Between two looks at the copies: the pass before was ordered behind it, and its results are kept."""
-    with world(tmp_path, engine=IP) as w:
-        _stored(w, range(64))
-        w.transfer.orders = w.stream.lags = True
+    with ip_world(tmp_path, streams=True) as w:
         w.transfer.fails_at = w.transfer.layers = 1
         w.launch([*range(64), 1], outputs=1)
         (entry,) = _loads(w)._open
@@ -519,9 +509,7 @@ def test_a_failure_that_the_next_pass_finds_ends_the_engine_too(tmp_path: Path) 
 def test_a_request_that_ends_early_needs_no_load(tmp_path: Path) -> None:
     """An aborted job's own path: nothing is left of it, whichever layer the copy has reached."""
     for layers in range(LAYERS):
-        with world(tmp_path, engine=IP) as w:
-            _stored(w, range(64))
-            w.transfer.orders = w.stream.lags = True
+        with ip_world(tmp_path, streams=True) as w:
             w.transfer.layers = layers
             job = w.launch([*range(64), 1], outputs=8)
             w.abort(job)
@@ -533,9 +521,8 @@ def test_a_request_that_ends_early_needs_no_load(tmp_path: Path) -> None:
 
 def test_a_prefill_that_is_one_graph_waits_before_it_begins(tmp_path: Path) -> None:
     """R83: such a pass asks for no layer while it runs."""
-    with world(tmp_path, engine=IP) as w:
+    with ip_world(tmp_path) as w:
         counter = LayerDoneCounter(_loads(w)._waits, before_pass=True)
-        _stored(w, range(64))
         w.kv.layer_transfer_counter = counter
         assert counter.consumer_index < 0
         asked: list[int] = []
@@ -547,8 +534,7 @@ def test_a_prefill_that_is_one_graph_waits_before_it_begins(tmp_path: Path) -> N
 
 def test_a_prefill_that_asks_for_nothing_is_found_out(tmp_path: Path) -> None:
     """A replayed graph that nobody told us of: its requests are aborted, and no other load goes that way."""
-    with world(tmp_path, engine=IP) as w:
-        _stored(w, range(64), range(100, 164))
+    with ip_world(tmp_path, range(64), range(100, 164)) as w:
         w.transfer.layers = 0
         counter, w.kv.layer_transfer_counter = w.kv.layer_transfer_counter, None
         victim = w.submit([*range(64), *range(900, 910)], outputs=2)
@@ -563,8 +549,7 @@ def test_a_prefill_that_asks_for_nothing_is_found_out(tmp_path: Path) -> None:
 
 def test_a_copy_that_ends_while_its_pass_is_launched_does_not_hide_it(tmp_path: Path) -> None:
     """What began before the copy had ended may have read anything, however soon it ended then."""
-    with world(tmp_path, engine=IP) as w:
-        _stored(w, range(64))
+    with ip_world(tmp_path) as w:
         w.transfer.layers = 0
         w.kv.layer_transfer_counter = None
         plain = _loads(w).abort_failed
