@@ -9,8 +9,10 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 from flexkv_core.errors import EngineError
@@ -89,13 +91,13 @@ class EngineClient:
         )
         began = time.monotonic()
         first, last = 0.0, {}
-        with self._open("/generate", body) as response:
+        with self._open("/generate", body) as response, self._reading("/generate"):
             for line in response:
                 if not line.startswith(b"data: {"):
                     continue
                 last = json.loads(line[len(b"data: ") :])
                 first = first or time.monotonic() - began
-        if "meta_info" not in last:
+        if not isinstance(last.get("meta_info"), dict):
             raise EngineError(f"{self.base_url}/generate: {last.get('error', 'the answer is empty')}")
         return _answer(last, time.monotonic() - began, first)
 
@@ -140,14 +142,17 @@ class EngineClient:
             return False
 
     def _json(self, path: str) -> dict[str, Any]:
-        with self._open(path, None) as response:
+        with self._open(path, None) as response, self._reading(path):
             answer = json.loads(response.read())
         if not isinstance(answer, dict):
             raise EngineError(f"{self.base_url}{path}: not an object")
         return answer
 
     def _open(self, path: str, body: Mapping[str, Any] | None, timeout_s: float | None = None) -> Any:
-        request = urllib.request.Request(self.base_url + path)
+        try:
+            request = urllib.request.Request(self.base_url + path)
+        except ValueError as exc:
+            raise EngineError(f"{self.base_url} is no address of a server: {exc}") from exc
         if body is not None:
             request.data = json.dumps(body).encode()
             request.add_header("Content-Type", "application/json")
@@ -159,23 +164,40 @@ class EngineClient:
             with exc:
                 said = exc.read(2000).decode(errors="replace").strip()
             raise EngineError(f"{self.base_url}{path} answered {exc.code}: {said}") from exc
-        except OSError as exc:
-            why = getattr(exc, "reason", exc)  # urllib wraps what the socket said
+        except (OSError, HTTPException) as exc:
+            why = getattr(exc, "reason", None) or exc  # urllib wraps what the socket said
             raise EngineError(f"no answer from {self.base_url}{path}: {why}") from exc
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        """Round the reading of an answer: whatever is wrong with it is an EngineError."""
+        try:
+            yield
+        except (OSError, HTTPException) as exc:
+            raise EngineError(f"{self.base_url}{path}: the answer broke off: {exc!r}") from exc
+        except ValueError as exc:
+            raise EngineError(f"{self.base_url}{path}: the answer is no JSON: {exc}") from exc
 
 
 def _answer(body: Mapping[str, Any], seconds: float, first_token_s: float) -> Answer:
     """Read the last event of a ``/generate`` stream."""
     meta = body["meta_info"]
-    reason = meta.get("finish_reason") or {}
-    details = meta.get("cached_tokens_details") or {}
+    details, reason = meta.get("cached_tokens_details"), meta.get("finish_reason")
+    ids = body.get("output_ids")
     return Answer(
-        text=body.get("text", ""),
-        output_ids=tuple(body.get("output_ids", ())),
-        prompt_tokens=int(meta.get("prompt_tokens", 0)),
-        cached_tokens=int(meta.get("cached_tokens", 0)),
-        by_tier={name: count for name, count in details.items() if isinstance(count, int)},
+        text=str(body.get("text", "")),
+        output_ids=tuple(ids) if isinstance(ids, list) else (),
+        prompt_tokens=_count(meta, "prompt_tokens"),
+        cached_tokens=_count(meta, "cached_tokens"),
+        by_tier={name: count for name, count in details.items() if isinstance(count, int)}
+        if isinstance(details, dict)
+        else {},
         seconds=seconds,
         first_token_s=first_token_s,
-        finish=str(reason.get("type", "")),
+        finish=str(reason.get("type", "")) if isinstance(reason, dict) else "",
     )
+
+
+def _count(meta: Mapping[str, Any], name: str) -> int:
+    value = meta.get(name)
+    return value if isinstance(value, int) else 0

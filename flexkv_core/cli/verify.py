@@ -98,6 +98,8 @@ def _baseline(client: EngineClient, path: Path) -> int:
     answers = {}
     for name, (prompt, length) in PROMPTS.items():
         answer = client.generate(prompt, length)
+        if not answer.output_ids:
+            raise EngineError(f"{client.base_url} tells no output_ids: there is nothing to compare")
         print(_line("baseline", name, answer))
         answers[name] = {
             "prompt": prompt,
@@ -159,11 +161,24 @@ def _read_baseline(path: Path) -> dict[str, list[int]]:
     """Output tokens by prompt; the file must be about the prompts that are asked now."""
     if not path.exists():
         raise ValueError(f"{path} does not exist; run --phase baseline against a server without the chain")
-    saved = json.loads(path.read_text())
-    for name, (prompt, _) in PROMPTS.items():
-        if saved.get(name, {}).get("prompt") != prompt:
+    try:
+        saved = json.loads(path.read_text())
+    except ValueError as exc:
+        raise ValueError(f"{path} is no baseline: {exc}; run --phase baseline again") from exc
+    found = {name: _saved_ids(saved, name, prompt) for name, (prompt, _) in PROMPTS.items()}
+    for name, ids in found.items():
+        if not ids:
             raise ValueError(f"{path} has no answer to the prompt '{name}'; run --phase baseline again")
-    return {name: list(saved[name]["output_ids"]) for name in PROMPTS}
+    return found
+
+
+def _saved_ids(saved: Any, name: str, prompt: str) -> list[int]:
+    """The output tokens of one prompt; none where the file does not have them."""
+    entry = saved.get(name) if isinstance(saved, dict) else None
+    if not isinstance(entry, dict) or entry.get("prompt") != prompt:
+        return []
+    ids = entry.get("output_ids")
+    return ids if isinstance(ids, list) else []
 
 
 def page_tokens(info: dict[str, Any]) -> int:

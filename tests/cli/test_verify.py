@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -213,6 +214,68 @@ def test_a_baseline_of_other_prompts_is_refused(
 def test_no_server_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("127.0.0.1:9", "baseline", tmp_path / "baseline.json") == 2
     assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "null", '{"short": 5}', '{"short": {"prompt": "The capital of France is"}}', "{", "\0"]
+)
+def test_a_file_that_is_no_baseline(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    file = tmp_path / "baseline.json"
+    file.write_text(content)
+    assert run(address, "test", file) == 2
+    said = capsys.readouterr().err
+    assert str(file) in said
+    assert "run --phase baseline again" in said
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (b"-ERR unknown command\r\n", "no answer from"),
+        (b"", "no answer from"),
+        (HEAD + b"\r\n<html>", "the answer is empty"),
+        (HEAD + b'Content-Length: 100\r\n\r\ndata: {"text"', "the answer is no JSON"),
+        (HEAD + b"Content-Length: 100\r\n\r\n", "the answer is empty"),
+        (HEAD + b'\r\ndata: {"meta_info": []}\n\n', "the answer is empty"),
+        (HEAD + b'\r\ndata: {"error": "no model"}\n\n', "no model"),
+        (
+            HEAD + b'\r\ndata: {"meta_info": {"finish_reason": 5, "cached_tokens_details": []}}\n\n',
+            "no output_ids",
+        ),
+        (HEAD + b'\r\ndata: {"meta_info": {"prompt_tokens": "x"}, "output_ids": 7}\n\n', "no output_ids"),
+    ],
+)
+def test_a_server_that_is_another_kind_of_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: bytes, words: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(said)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):  # to the end: what is left unread would reset the connection
+                    pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        status = run(f"127.0.0.1:{listener.getsockname()[1]}", "baseline", tmp_path / "baseline.json")
+        thread.join()
+    assert status == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "baseline.json").exists()
+
+
+@pytest.mark.parametrize("address", ["host:port", "a b", "http://", "://"])
+def test_an_address_that_is_none(tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(address, "baseline", tmp_path / "baseline.json") == 2
+    assert capsys.readouterr().err.startswith("flexkv verify: ")
 
 
 def test_the_baseline_is_for_its_owner_only(address: str, tmp_path: Path) -> None:
