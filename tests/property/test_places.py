@@ -79,7 +79,7 @@ def compare(places: TierPlaces, table: Table, sequence: BlockChain) -> None:
         alone = places.block(key)
         assert (alone.parent, alone.tokens(0)) == (block.parent, block.tokens)
     keys = sequence.keys()
-    assert places.missing(keys) == [i for i, key in enumerate(keys) if key not in table.blocks]
+    assert list(places.missing(keys)) == [i for i, key in enumerate(keys) if key not in table.blocks]
     unready = [i for i, k in enumerate(keys) if k not in table.blocks or not table.blocks[k].is_ready]
     assert places.unready(keys) == unready
     for start in range(len(keys)):
@@ -182,7 +182,7 @@ def test_a_short_rest_keeps_no_long_sequence_alive():
 @pytest.mark.parametrize("keys", [[], [ROOT]])
 def test_what_is_not_there_is_an_error_or_nothing(keys):
     places = TierPlaces(Lru())
-    assert places.missing(keys) == places.unready(keys) == list(range(len(keys)))
+    assert list(places.missing(keys)) == list(places.unready(keys)) == list(range(len(keys)))
     assert places.pin_ends(keys) == places.superseded(keys) == []
     for call in (places.publish, places.remove):
         if keys:
