@@ -120,6 +120,12 @@ BY_STATUS: dict[int, Fault] = {
     405: _wrong("the server does not allow this request: check options.endpoint_url and addressing"),
     408: _LATE,
     409: _away("another request changes the same object", is_general=False),
+    413: Fault(
+        Status.INVALID,
+        TierError,
+        "the value is too long for this server (or for a proxy's limit for bodies)",
+        is_general=False,
+    ),
     429: _BUSY,
     501: BY_CODE["NotImplemented"],
     507: _FULL,

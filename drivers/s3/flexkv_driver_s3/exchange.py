@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from .refusals import ERROR_BODY_BYTES, ShortBodyError, TooLongError, check_form, refusal
+from .refusals import ERROR_BODY_BYTES, ShortBodyError, TooLongError, check_form, check_whole, refusal
 
 if TYPE_CHECKING:
     from .wire import Wire
@@ -96,6 +96,7 @@ class Exchange:
 
     def _read_into(self, view: memoryview) -> int:
         response = self._accepted()
+        check_whole(response)
         expected = response.length
         if expected is not None and expected > len(view):
             raise TooLongError(f"object of {expected} B, buffer of {len(view)} B")

@@ -73,6 +73,20 @@ def check_form(response: http.client.HTTPResponse) -> None:
         raise NotS3Error(f"a proxy has compressed the answer: {encoding}")
 
 
+def check_whole(response: http.client.HTTPResponse) -> None:
+    """Whether the body is what was asked for, and all of it.
+
+    What is not would be taken for a damaged object, and the good one behind it would be removed.
+
+    Raises:
+        NotS3Error: it is a part, nothing, or a page for people.
+    """
+    if response.status != http.client.OK:
+        raise NotS3Error(f"status {response.status} where a whole body was asked for")
+    if str(response.headers.get("Content-Type", "")).lower().startswith("text/html"):
+        raise NotS3Error("a page for people in the object's place")
+
+
 def refusal(response: http.client.HTTPResponse, body: bytes, target: str) -> RefusedError | NotS3Error:
     """What the server's error means: its words, and what its headers tell beside them.
 

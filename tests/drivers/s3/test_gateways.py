@@ -40,6 +40,35 @@ def test_a_gateways_404_is_no_miss_and_nothing_is_forgotten(stub, open_tier):
     assert statuses(tier.load(keys, buffers(3))) == [Status.OK] * 3
 
 
+@pytest.mark.parametrize(
+    ("status", "kind"), [(200, "text/html; charset=utf-8"), (200, "Text/HTML"), (206, "binary/octet-stream")]
+)
+def test_what_is_no_whole_object_is_not_taken_for_a_damaged_one(stub, open_tier, status, kind):
+    """The core would remove the good one that lies behind the gateway."""
+
+    def instead(handler):
+        handler.body()
+        handler.answer(status, b"<html>please log in</html>", Content_Type=kind)
+
+    tier = open_tier()
+    keys, data = values(3)
+    tier.store(keys, data)
+    stub.treat("GET", "/blocks/", instead)
+    with pytest.raises(TierUnavailableError, match="does not answer as an S3 service"):
+        tier.load(keys, buffers(3))
+    stub.behave()
+    assert statuses(tier.load(keys, buffers(3))) == [Status.OK] * 3
+
+
+def test_a_proxys_limit_for_bodies_is_named(stub, open_tier):
+    tier = open_tier()
+    keys, data = values(2)
+    stub.treat("PUT", keys[0].hex(), page(413, b"<html>413 Request Entity Too Large</html>"))
+    outcomes = tier.store(keys, data)
+    assert statuses(outcomes) == [Status.INVALID, Status.OK]
+    assert "a proxy's limit for bodies" in outcomes[0].reason
+
+
 @pytest.mark.parametrize("body", [b"", b"<Error><Code>NoSuchKey</Code></Error>"])
 def test_a_stores_404_is_a_miss(stub, open_tier, body):
     tier = open_tier()
