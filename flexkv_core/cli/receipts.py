@@ -8,6 +8,7 @@ last line of counters.  Status 1 if the log has no line of the chain.
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Read, print, and return the exit status."""
     try:
-        source = 0 if args.log == "-" else args.log
+        source = _standard_input() if args.log == "-" else args.log
         with open(source, encoding="utf-8", errors="replace", closefd=args.log != "-") as file:
             found = read_log(file)
     except OSError as exc:
@@ -41,6 +42,12 @@ def run(args: argparse.Namespace) -> int:
         return 1
     print(report(found))
     return 0
+
+
+def _standard_input() -> int:
+    if sys.stdin is None:  # as in `flexkv receipts - <&-`; the number may be another file's by now
+        raise OSError(errno.EBADF, "there is no standard input")
+    return sys.stdin.fileno()
 
 
 def report(found: ServerLog) -> str:
