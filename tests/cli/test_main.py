@@ -169,13 +169,20 @@ PATHS = {
         (["check", "PLACE"], 1),
         (["receipts", "PLACE"], 1),
         (["verify", "--phase", "test", "--baseline-file", "PLACE"], 2),
-        (["demo", "--model-path", "PLACE"], 2),
     ],
 )
-def test_a_path_that_is_none_is_a_message(tmp_path, words, status, place):
+def test_a_path_that_is_none_is_a_message(tmp_path, capsys, words, status, place):
     (tmp_path / "file").write_text("")
     name = PATHS[place](tmp_path)
-    done = run(*(word.replace("PLACE", name) for word in words))
-    assert (done.returncode, done.stdout) == (status, "")
-    assert "Traceback" not in done.stderr
-    assert os.path.basename(name) in done.stderr or words[0] == "demo"
+    assert main([word.replace("PLACE", name) for word in words]) == status
+    said = capsys.readouterr()
+    assert not said.out
+    assert os.path.basename(name) in said.err
+
+
+def test_a_demonstration_without_what_it_needs_ends_at_once(tmp_path):
+    done = run("demo", "--work", str(tmp_path / "work"), "--model-path", str(tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("flexkv demo: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "work").exists()
