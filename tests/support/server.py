@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flexkv_core.cli._process import CPU_ENVIRONMENT, CPU_FLAGS, ServerProcess
 from flexkv_core.cli._serving import Answer
+from tests.support.waiting import CHILD_S
 
 SHIM = Path(__file__).parent / "sglang_cpu_shim"
 NEWEST, OLDER = "0.5.23", "0.5.20"
@@ -54,7 +55,7 @@ class Setup:
             "OMP_NUM_THREADS": "1",  # the models are tiny; threads that spin for work slow everything else
             **self.environment,
         }
-        return ServerProcess([*fixed, *self.flags], log=log, environment=environment)
+        return ServerProcess([*fixed, *self.flags], log=log, environment=environment, timeout_s=CHILD_S)
 
 
 StartServer = Callable[[Setup], AbstractContextManager[ServerProcess]]
@@ -71,7 +72,7 @@ def starter(logs: Path) -> StartServer:
 
     @contextmanager
     def start(setup: Setup) -> Iterator[ServerProcess]:
-        server = setup.process(logs / f"server-{next(numbers)}.log").start()
+        server = setup.process(logs / f"server-{next(numbers)}.log").start(CHILD_S)
         try:
             yield server
         finally:

@@ -7,10 +7,9 @@ import random
 import struct
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from flexkv_core.cli._serving import Answer
 from tests.support.models import VOCABULARY
 from tests.support.server import ask
 from tests.support.ssd_disk import spots
+from tests.support.waiting import CHILD_S, wait_until
 
 READY = "[FlexKV] Connector ready"
 SIGNS = (
@@ -56,7 +56,7 @@ def post(server: ServerProcess, path: str, **body: object) -> dict[str, Any]:
     request.add_header("Content-Type", "application/json")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=120) as answer:
+        with opener.open(request, timeout=CHILD_S) as answer:
             return dict(json.loads(answer.read()))
     except urllib.error.HTTPError as exc:
         with exc:
@@ -76,17 +76,9 @@ def verify(server: ServerProcess, phase: str, file: Path) -> subprocess.Complete
         [str(Path(sys.prefix) / "bin" / "flexkv"), *command],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=CHILD_S,
         check=False,
     )
-
-
-def wait_for(is_so: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
-    """Try again until it is so."""
-    until = time.monotonic() + deadline_s
-    while not is_so():
-        assert time.monotonic() < until, f"not within {deadline_s:.0f} s: {what}"
-        time.sleep(0.1)
 
 
 def wait_for_blocks(disk: Path, count: int) -> None:
@@ -98,7 +90,7 @@ def wait_for_blocks(disk: Path, count: int) -> None:
         except (OSError, struct.error):  # a file that is just being made
             return False
 
-    wait_for(are_there, f"{count} blocks on the disk")
+    wait_until(are_there, f"{count} blocks on the disk", CHILD_S)
 
 
 def complaints(server: ServerProcess) -> list[str]:

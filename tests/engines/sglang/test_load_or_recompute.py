@@ -17,12 +17,6 @@ from tests.support.sglang_world import FAULTY, SglangWorld, cpu, ssd, world
 AUTO = {"load_or_recompute": "auto"}
 
 
-@pytest.fixture(autouse=True)
-def _only_one_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a tier's speed was measured to be is not measured again, however slow the machine."""
-    monkeypatch.setattr("flexkv_core.chain.links._TRY_EVERY_S", 1e6)
-
-
 def put_below(w: SglangWorld, *prompts: range) -> None:
     """Serve prompts, and leave them on the disk only."""
     for tokens in prompts:

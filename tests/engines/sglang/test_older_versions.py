@@ -38,7 +38,7 @@ def test_the_scheduler_model_over(version: str, part: str) -> None:
     files, chosen, at_least = PARTS[part]
     args = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-k", chosen]
     args += ["-W", "ignore:Module already imported"]  # SGLang is, and with it a plug-in of pytest's
-    done = run_script(version, [*args, *(f"tests/engines/sglang/{file}" for file in files)], 600)
+    done = run_script(version, [*args, *(f"tests/engines/sglang/{file}" for file in files)])
     assert done.returncode == 0, done.stdout[-6000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None

@@ -27,6 +27,8 @@ def chain(folder: Path, disk: Path, **engine: object) -> Path:
             "driver": "ssd",
             "options": {"path": str(disk), "capacity": "64MiB", "min_free": 0},
             "load_or_recompute": "auto",
+            "load_deadline_s": 120,
+            "store_deadline_s": 120,
             "codec": codec,
             "limits": {"store": {"operations_per_s": 1000}},
         },

@@ -10,6 +10,7 @@ import pytest
 
 from tests.engines.sglang.server import LAYERWISE, ask_after_flush, complaints, flags, prompt
 from tests.support.server import OLDER, Setup, StartServer, ask, older_sglang
+from tests.support.waiting import CHILD_S
 
 pytestmark = [
     pytest.mark.server,
@@ -28,7 +29,7 @@ def test_host_and_disk(start_server: StartServer, tiny_llama: Path, write_chain:
         assert host.by_tier == {"device": 0, "host": 149}
         other = ask_after_flush(first, tokens, extra_key="other")
         assert other.cached_tokens == 0
-        first.stop()
+        first.stop(CHILD_S)
         assert complaints(first) == []
     with start_server(replace(setup, environment=LAYERWISE)) as second:
         warm = ask(second, tokens)

@@ -15,6 +15,7 @@ from flexkv_core.cli._serving import Answer
 from tests.engines.sglang.server import READY, complaints, flags
 from tests.support.models import VOCABULARY
 from tests.support.server import Setup, StartServer, ask
+from tests.support.waiting import CHILD_S
 
 pytestmark = pytest.mark.server
 
@@ -79,7 +80,7 @@ def test_aborts_in_every_phase(server: ServerProcess, jobs: list[Job]) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         running = [pool.submit(long, number) for number in range(8)]
-        until, num_aborted = time.monotonic() + 120, 0
+        until, num_aborted = time.monotonic() + CHILD_S, 0
         while not all(future.done() for future in running):
             assert time.monotonic() < until, "an aborted request did not end"
             num_aborted = min(num_aborted + 1, 8)

@@ -17,9 +17,9 @@ from tests.engines.sglang.server import (
     post,
     prompt,
     update_weights,
-    wait_for,
 )
 from tests.support.server import ask
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -104,5 +104,5 @@ def test_a_session_of_updates(chained: ServerProcess, weights: Weights) -> None:
     assert ask_after_flush(chained, tokens).cached_tokens == 0, "nothing is stored while it is open"
     assert post(chained, "/end_weight_update")["success"]
     chained.client.flush()
-    wait_for(lambda: ask_after_flush(chained, tokens).tier_tokens == len(tokens) - 1, "hits come back")
+    wait_until(lambda: ask_after_flush(chained, tokens).tier_tokens == len(tokens) - 1, "hits come back")
     works(chained, tokens, like)

@@ -17,6 +17,7 @@ from typing import Any
 
 from flexkv_sglang import seam
 from tests.support.server import SHIM
+from tests.support.waiting import CHILD_S
 
 HERE = Path(__file__).parent
 
@@ -77,21 +78,21 @@ RUNNING: dict[str, Imported] = {}
 """By version; the fixture ``imported`` fills it."""
 
 
-def run(version: str, script: str, *args: str, timeout_s: float = 400) -> Any:
+def run(version: str, script: str, *args: str, timeout_s: float = CHILD_S) -> Any:
     """Run a script of this folder under a version; what its last line of JSON says."""
     done = run_script(version, [str(HERE / script), *args], timeout_s)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def run_script(version: str, args: list[str], timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
+def run_script(version: str, args: list[str], timeout_s: float = CHILD_S) -> subprocess.CompletedProcess[str]:
     """Run ``python ARGS`` under a version, SGLang already imported where the fixture ``imported`` is used."""
     if version in RUNNING:
         return RUNNING[version].run(version, args, timeout_s)
     return run_raw(version, args, timeout_s)
 
 
-def run_raw(version: str, args: list[str], timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
+def run_raw(version: str, args: list[str], timeout_s: float = CHILD_S) -> subprocess.CompletedProcess[str]:
     """Run a fresh python under a version."""
     return subprocess.run(
         [sys.executable, "-W", "ignore", *args],
