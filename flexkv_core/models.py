@@ -66,7 +66,7 @@ class Needs:
         host_bytes: Host memory of each engine process.
         huge_pages: Whether that memory is of reserved huge pages.
         directories: Directories that it writes to, each with an equal share of ``disk_bytes``.
-        disk_bytes: Disk space in all.
+        disk_bytes: Disk space in all, what must stay free there included.
     """
 
     host_bytes: int = 0

@@ -64,5 +64,6 @@ class SsdConfig(Model):
     )
 
     def needs(self) -> Needs:
-        """The directories and the room for blocks in them."""
-        return Needs(directories=tuple(map(str, self.path)), disk_bytes=self.capacity)
+        """The directories, with room for the blocks and for what must stay free in each."""
+        room = self.capacity + len(self.path) * self.min_free
+        return Needs(directories=tuple(map(str, self.path)), disk_bytes=room)
