@@ -41,6 +41,9 @@ from .startup import await_layers, choose_mode, log_ready, open_chain
 
 logger = logging.getLogger(__name__)
 
+_LAST_HOPE_S = 1.0
+"""How long the only request that runs waits for a slot that a store still reads: SGLang would abort it."""
+
 
 class FlexKVRadixCache(SeamRadixCache):
     """SGLang's radix cache with a chain of tiers below it.
@@ -81,6 +84,7 @@ class FlexKVRadixCache(SeamRadixCache):
         self._ordered = OrderedCopies(manager, choice)
         self._loads = RequestLoads(self, self.connector, self._quarantine, self._ordered, self._layerwise)
         self._stores = RequestStores(self, self.connector)
+        self._num_running = 0
         self._endings = [
             self._loads.give_up_all,
             self.connector.poll,
@@ -194,6 +198,7 @@ class FlexKVRadixCache(SeamRadixCache):
 
     @guarded(None)
     def on_pass_reads(self, batch: Any) -> None:
+        self._num_running = len(batch.reqs)
         for req in batch.reqs if self._loads.open else ():
             self._loads.give_up(compat.request_handle(req))  # somebody else has brought its tokens meanwhile
         if self._layerwise is not None and not self._layerwise.is_idle:
@@ -242,13 +247,22 @@ class FlexKVRadixCache(SeamRadixCache):
         self.on_tick()
 
     @guarded(None)
-    def on_evict(self, num_tokens: int) -> None:  # noqa: ARG002 - any number: ended stores unlock what may go
+    def on_evict(self, num_tokens: int) -> None:
         if self._stores.open or self._layerwise is not None:
             self.connector.poll()
         if self._stores.open:
             self._stores.end()
         if self._layerwise is not None:
             self._layerwise.settle()
+        self._await_stores(num_tokens)
+
+    def _await_stores(self, num_tokens: int) -> None:
+        """Where stores keep so many tokens from going, wait for them: SGLang would retract requests."""
+        is_last = self._num_running <= 1 and num_tokens <= self.page_size
+        while self._stores.open and self.evictable_size() < num_tokens:
+            if not self.connector.wait_over(self._stores.tasks[0], _LAST_HOPE_S if is_last else None):
+                return
+            self._stores.end()
 
     # ---- the device's slots --------------------------------------------------------------------
 

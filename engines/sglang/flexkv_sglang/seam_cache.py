@@ -110,7 +110,7 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
         """
 
     def on_evict(self, num_tokens: int) -> None:
-        """Before the tree gives up slots.  No communication here (HS-23), no waiting."""
+        """Before the tree gives up slots.  No communication here (HS-23), and no waiting but for stores."""
 
     def on_tick(self) -> None:
         """Top of each scheduling pass, also when idle: thousands of times a second."""

@@ -218,7 +218,7 @@ def test_a_store_keeps_its_slots_whatever_becomes_of_the_request(
     tmp_path: Path, page: int, cured: bool
 ) -> None:
     """HS-4, R68, R70: abort and eviction during a store neither free nor unlock what it reads."""
-    with world(tmp_path, page=page) as w:
+    with world(tmp_path, page=page, engine={"load_wait_s": 0.001}) as w:
         w.transfer.holds_stores = True
         job = w.submit(range(64), outputs=1)
         w.run(job)
