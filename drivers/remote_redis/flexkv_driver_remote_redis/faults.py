@@ -47,7 +47,11 @@ REPLIES: dict[str, tuple[Status, str]] = {
     ),
     "NOAUTH": (Status.DENIED, "the server wants a password: set password (and username)"),
     "WRONGPASS": (Status.DENIED, "wrong username or password"),
-    "NOPERM": (Status.DENIED, "the user lacks rights: +get +set +strlen +unlink on ~<prefix>*"),
+    "NOPERM": (
+        Status.DENIED,
+        "the user lacks rights: +get +set +strlen +unlink on ~<prefix>*, "
+        "in a cluster +cluster|slots +command",
+    ),
     "WRONGTYPE": (Status.CORRUPT, "the key holds something that is no value"),
     "ERR": (Status.INVALID, "the server refuses the command"),
 }
@@ -133,6 +137,11 @@ def fault_of(exc: Exception) -> Fault:
     if _TOO_MANY in str(exc):
         return fault_of_reply(Refusal(str(exc)))
     if isinstance(exc, RedisClusterException):
+        # The library takes every refusal of its first question for a server that is no cluster.
+        refusals = filter(None, map(refusal_of, _causes(exc)))
+        said = next((one for one in refusals if one.code != "ERR"), None)
+        if said is not None:
+            return fault_of_reply(said)
         return Fault(Status.UNAVAILABLE, f"the cluster cannot be reached ({exc})")
     if isinstance(exc, ConnectionError):
         return Fault(Status.UNAVAILABLE, f"the connection broke: {exc}")

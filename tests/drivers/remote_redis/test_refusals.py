@@ -238,6 +238,22 @@ def listener(answer: bytes | None):
             thread.join()
 
 
+def test_rights_in_a_cluster(tmp_path, open_tier):
+    """There the library asks for the slots, and for the commands."""
+    with RedisServer(tmp_path, "--cluster-enabled", "yes", port=free_port()) as server:
+        server.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_until(lambda: b"cluster_state:ok" in server.ask("CLUSTER", "INFO"), "the cluster is up")
+        few = ["+get", "+set", "+strlen", "+unlink"]
+        server.ask("ACL", "SETUSER", "few", "on", ">pw", "~flexkv:*", *few)
+        tier = open_tier(server.url, cluster=True, username="few", password="pw")
+        with pytest.raises(TierAccessError, match=r"in a cluster \+cluster\|slots \+command"):
+            tier.store([key(1)], [value(1)])
+        server.ask("ACL", "SETUSER", "few", "+cluster|slots", "+command")
+        assert tier.store([key(1)], [value(1)])[0].is_ok
+        with pytest.raises(TierAccessError, match="wrong username or password"):
+            open_tier(server.url, cluster=True, username="few", password="no").lookup([key(1)])
+
+
 LACKS = {
     "a command": (("--rename-command", "STRLEN", ""), "", "unknown command"),
     "the database": ((), "/99", "DB index is out of range"),
