@@ -376,7 +376,7 @@ def test_slow_passes_do_not_end_a_load_that_is_asked_for(
         assert w.flush()
         w.disk.add("load", Fault(FaultKind.HANG))
         job = w.submit([*range(64), 1])
-        w.run(until=lambda: w.disk.num_hanging > 0)
+        w.run(until=lambda: w.disk.num_hanging)
         for _ in range(5):
             assert not w.step()
         w.release()
