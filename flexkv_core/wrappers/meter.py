@@ -20,7 +20,6 @@ logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0
 """A tier fails at every request: one line in so many seconds for each operation and status."""
-_SILENT = {Status.OK, Status.MISS, *NEUTRAL}
 
 
 class MeteredTier(WrappedTier):
@@ -54,15 +53,18 @@ class MeteredTier(WrappedTier):
         moved = sum(outcome.num_bytes for outcome in outcomes if outcome.is_ok)
         if moved and operation != "lookup":
             self._metrics.count("tier_bytes", moved, tier=self._name, operation=operation)
-        if any(outcome.status not in _SILENT for outcome in outcomes):
-            self._name_failures(operation, outcomes)
+        if telling := [outcome for outcome in outcomes if _is_telling(outcome)]:
+            self._name_failures(operation, telling, len(outcomes))
         return outcomes
 
-    def _name_failures(self, operation: str, outcomes: Sequence[Outcome]) -> None:
-        """One line for each kind of failure, with the first block's reason; what was not tried needs none."""
-        kinds = Counter(outcome.status for outcome in outcomes)
-        for status in kinds.keys() - _SILENT:
-            reason = next(outcome.reason for outcome in outcomes if outcome.status is status)
+    def _name_failures(self, operation: str, telling: Sequence[Outcome], total: int) -> None:
+        """One line for each kind of failure, with the first block's reason; what was not tried needs none.
+
+        A miss with a reason is one: the block is there, and cannot be used here.
+        """
+        kinds = Counter(outcome.status for outcome in telling)
+        for status in kinds:
+            reason = next(outcome.reason for outcome in telling if outcome.status is status)
             now = time.monotonic()
             if (
                 reason.startswith(IS_DOWN)
@@ -75,7 +77,13 @@ class MeteredTier(WrappedTier):
                 self._name,
                 operation,
                 kinds[status],
-                f" of {len(outcomes)}" if kinds[status] < len(outcomes) else "",
+                f" of {total}" if kinds[status] < total else "",
                 status.value,
                 reason,
             )
+
+
+def _is_telling(outcome: Outcome) -> bool:
+    if outcome.status is Status.OK or outcome.status in NEUTRAL:
+        return False
+    return outcome.status is not Status.MISS or bool(outcome.reason)

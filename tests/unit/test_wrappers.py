@@ -491,6 +491,16 @@ def test_what_fails_is_named_once_in_one_line(tier, caplog, monkeypatch):
     assert lines[1] == "[FlexKV] tier far: store of 4 blocks failed (denied): no rights"
 
 
+def test_a_miss_is_named_only_where_it_says_why(tier, caplog):
+    metered = MeteredTier(VerifiedTier(tier, LAYOUT), "far", Metrics())
+    assert statuses(metered.load([bytes(32)], buffers(1))) == ["miss"]
+    assert not caplog.records
+    tier.add("load", Fault(FaultKind.FAIL_KEYS, at=(2,), status=Status.MISS))
+    metered.load(KEYS, buffers())
+    (record,) = caplog.records
+    assert "load of 1 of 4 blocks failed (miss): made by the test" in record.getMessage()
+
+
 def test_a_tier_that_is_down_is_not_named_again_for_every_call(tier, caplog, monkeypatch):
     monkeypatch.setattr("flexkv_core.wrappers.meter.LOG_EVERY_S", FOREVER_S)
     stack = wrap(
