@@ -22,6 +22,8 @@ PARTS = {
         40,
     ),
     "layers": (("test_radix_cache_layerwise.py",), "only_the_batch", 6),
+    "queue": (("test_queue_ranking.py", "test_load_left_behind.py"), "", 12),
+    "tree": (("test_loaded_nodes.py", "test_store_pressure.py"), "", 12),
 }
 """Files that run in one process, which of their tests, and how many these are at least."""
 
