@@ -174,6 +174,21 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
+class Faltered:
+    """A piece of a load has not brought all, and the call is not over: who needs it need not wait.
+
+    Attributes:
+        call: Which call; its end is told as always.
+        first: Position of the piece's first key.
+        outcomes: What the piece gave.
+    """
+
+    call: Call
+    first: int
+    outcomes: Sequence[Outcome]
+
+
+@dataclass(frozen=True, slots=True)
 class Returned:
     """The worker of a call that was adrift has come back: its buffers are nobody's now."""
 
@@ -187,7 +202,7 @@ class Notice:
     run: Callable[[], None]
 
 
-Message = Completed | Returned | Notice
+Message = Completed | Faltered | Returned | Notice
 
 
 def completed(call: Call) -> Completed:

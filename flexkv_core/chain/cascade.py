@@ -15,7 +15,7 @@ from functools import partial
 
 from ..index.stretch import Stretch, in_a_row
 from ..keys import BlockKey
-from ..tier import Outcome, Status
+from ..tier import BufferState, Status
 from ..wrappers.breaker import IS_DOWN
 from .calls import Call, Completed, Verb
 from .links import Arrival, Link
@@ -28,9 +28,10 @@ _MAYBE_STORED = frozenset({Status.TIMEOUT, Status.UNAVAILABLE, Status.INVALID})
 """Failures after which the value may be there all the same."""
 
 
-def _may_be_there(end: Completed, outcome: Outcome) -> bool:
+def _may_be_there(end: Completed, number: int) -> bool:
     """Whether a value may have been stored although its store has failed."""
-    was_begun = end.is_adrift or not (end.is_late or end.is_refused or outcome.reason.startswith(IS_DOWN))
+    outcome = end.outcomes[number]
+    was_begun = number < end.call.begun and not outcome.reason.startswith(IS_DOWN)
     return was_begun and outcome.status in _MAYBE_STORED
 
 
@@ -338,7 +339,9 @@ class Cascade:
         elif good:
             for key in good:
                 link.known.note(key, now, is_there=True)
-        if not end.is_adrift:
+        if end.is_adrift:
+            self._keep_uncertain(batch, end)
+        else:
             self._release(batch)
         if good:
             self._observers.stored(link.name, good, len(good) * self._layout.slot_bytes)
@@ -356,7 +359,7 @@ class Cascade:
             if status is Status.NO_SPACE and not batch.is_second_try:
                 again.add(keys[i])
                 continue
-            if link.is_indexed and _may_be_there(end, end.outcomes[i]):
+            if link.is_indexed and _may_be_there(end, i):
                 link.strays.add([keys[i]])
             self._metrics.count("store_failures", tier=link.name, cause=status.value)
         if again:
@@ -396,6 +399,18 @@ class Cascade:
             if part.is_pinned and self._host_link is not None:
                 keys += self._index.pin_ends(self._host_link.number, part.blocks.keys)
         return Pins(keys, num_calls)
+
+    def _keep_uncertain(self, batch: CascadeBatch, end: Completed) -> None:
+        """A call is adrift: only slots that workers are at are lent on."""
+        held = {batch.keys[i] for i in end.bad if end.outcomes[i].buffer is BufferState.UNCERTAIN}
+        kept: list[Passing] = []
+        for part in batch.parts:
+            if part.is_pinned:
+                continue
+            there = [i for i, key in enumerate(part.blocks.keys) if key in held]
+            kept += [part.part(first, last) for first, last in in_a_row(there)]
+            self._host.drop([slot for i, slot in enumerate(part.slots) if part.blocks.keys[i] not in held])
+        batch.parts = kept
 
     def _release(self, batch: CascadeBatch) -> None:
         pins = batch.pins

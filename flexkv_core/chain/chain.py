@@ -26,7 +26,7 @@ from ..models import ChainConfig
 from ..tier import DirectTier, Tier
 from ..transfer import Fence, Transfer
 from ..wrappers import wrap
-from .calls import Completed, Completions, Message, Notice, Returned
+from .calls import Completed, Completions, Faltered, Message, Notice, Returned
 from .capacity import Capacity
 from .cascade import Cascade, CascadeBatch
 from .choice import Choice
@@ -366,6 +366,10 @@ class TierChain:
             message.run()
             return
         owner = message.call.owner
+        if isinstance(message, Faltered):
+            if isinstance(owner, FillBatch):
+                self.fills.faltered(message, owner, now)
+            return
         link = owner if isinstance(owner, Link) else owner.link if isinstance(owner, _OWNERS) else None
         if link is not None:
             self._parts.capacity.retry_strays(link, message, now)

@@ -18,7 +18,7 @@ from ..index.stretch import Stretch, at_positions, in_a_row, whole_blocks
 from ..keys import BlockChain, BlockKey
 from ..models import WritePolicy
 from ..tier import BufferState, Outcome, Status
-from .calls import Call, Completed, Verb
+from .calls import Call, Completed, Faltered, Verb
 from .fill_batch import FillBatch, Run, Waiter
 from .jobs import LoadJob
 from .links import Link
@@ -284,7 +284,7 @@ class Fills:
             if batch is None:
                 continue
             batch.waiting = [waiter for waiter in batch.waiting if waiter.job is not job]
-            if batch.ahead and not batch.waiting and batch.call is not None:
+            if len(batch.ahead) == len(batch.keys) and not batch.waiting and batch.call is not None:
                 batch.is_withdrawn = batch.link.workers.withdraw(batch.call) or batch.is_withdrawn
 
     # ---- ends ----------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class Fills:
             batch, end = self._ask_again(batch, end, now)
         for key in batch.keys:
             del self._coming[key]
-        good = [(0, len(batch.keys))]
+        good = [(0, len(batch.keys))] if batch.keys else []
         if end.bad:
             good = in_a_row(sorted(set(range(len(batch.keys))).difference(end.bad)))
         num_bytes, promoted = self._succeeded(batch, good, end.outcomes, now) if good else (0, [])
@@ -310,6 +310,13 @@ class Fills:
         link.load_ended(end, num_bytes, self._layout.slot_bytes, now)
         if promoted:
             self.on_promoted(promoted, link.number)
+
+    def faltered(self, message: Faltered, batch: FillBatch, now: float) -> None:
+        """Some blocks of a call do not come: loads that wait for them are over before the call is."""
+        if batch.call is message.call:
+            for number, outcome in enumerate(message.outcomes, message.first):
+                if not outcome.is_ok:
+                    self._tell_failed(batch, number, outcome.status, now)
 
     def _ask_again(self, batch: FillBatch, end: Completed, now: float) -> tuple[FillBatch, Completed]:
         """Somebody has come to wait for blocks of a withdrawn call since; returns what is left of it."""
@@ -368,9 +375,12 @@ class Fills:
             self._metrics.count("load_failures", tier=link.name, cause=status.value)
         if status in (Status.MISS, Status.CORRUPT):
             self._forget(link, batch.keys[number], is_damaged=status is Status.CORRUPT, now=now)
+        self._tell_failed(batch, number, status, now)
+
+    def _tell_failed(self, batch: FillBatch, number: int, status: Status, now: float) -> None:
         for waiter in batch.waiting:
             if waiter.first <= number < waiter.last:
-                self.on_failed(waiter.job, f"{link.name}:{status.value}", now)
+                self.on_failed(waiter.job, f"{batch.link.name}:{status.value}", now)
 
     def _forget(self, link: Link, key: BlockKey, *, is_damaged: bool, now: float) -> None:
         """A tier that promised a block does not have it: do not promise it again."""

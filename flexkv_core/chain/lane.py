@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from ..keys import BlockKey
 from ..tier import BufferState, Outcome, Status, Tier, failed
 from ..wrappers.deadline import within
-from .calls import Call, Completed, Completions, Phase, Piece, Returned, Verb, completed
+from .calls import Call, Completed, Completions, Faltered, Phase, Piece, Returned, Verb, completed
 
 logger = logging.getLogger(__name__)
 
@@ -180,9 +180,13 @@ class Lane:
             self._num_adrift -= is_adrift
             self._num_later -= call.can_wait
             call.take_in(piece, outcomes, seconds)
-            if call.running or call.has_more:
-                return
-            call.end()
+            goes_on = bool(call.running) or call.has_more
+            if not goes_on:
+                call.end()
+        if goes_on:
+            if call.verb is Verb.LOAD and not is_adrift and not all(o.is_ok for o in outcomes):
+                self._completions.put(Faltered(call, piece.first, outcomes))
+            return
         if is_adrift:
             self._completions.put(Returned(call))
         else:

@@ -22,7 +22,7 @@ from .speed import SpeedEstimate
 
 logger = logging.getLogger(__name__)
 
-_PIECES_EACH = 4
+_PIECES_EACH = 2
 """Pieces of one call for each thread."""
 _TRY_EVERY_S = 10.0
 """A tier whose speed is unknown or bad is given something to load so often, to measure it."""
@@ -159,11 +159,12 @@ class Link:
         """
         call = end.call
         self.num_loading -= len(call.keys)
-        if end.is_adrift or (not num_bytes and any(o.status is Status.LIMITED for o in end.outcomes)):
+        if end.is_adrift or any(end.outcomes[i].status is Status.LIMITED for i in end.bad):
             piece = call.piece or len(call.keys)
             self.speed.observe(piece * slot_bytes, self.config.load_deadline_s, now)
         elif num_bytes:
-            self.speed.observe(num_bytes / call.num_pieces, call.seconds / call.num_pieces, now)
+            pieces = call.num_pieces
+            self.speed.observe(num_bytes / pieces, call.seconds / pieces, now, times=pieces)
 
     def may_try(self, now: float) -> bool:
         """Whether a load that only measures the tier may begin now: one at a time, now and then."""

@@ -31,17 +31,18 @@ class SpeedEstimate:
         """Whether anything was observed."""
         return self.per_s > 0
 
-    def observe(self, amount: float, seconds: float, now: float) -> None:
-        """Note that ``amount`` took ``seconds``; nothing is learnt from none of either."""
+    def observe(self, amount: float, seconds: float, now: float, times: int = 1) -> None:
+        """Note that ``amount`` took ``seconds``, so many times; nothing is learnt from none of either."""
         if amount <= 0 or seconds <= 0:
             return
-        kept = min(_KEPT, 0.5 ** ((now - self._last) / _HALF_LIFE_S))
+        kept = min(_KEPT, 0.5 ** ((now - self._last) / _HALF_LIFE_S)) * _KEPT ** (times - 1)
+        new = (1 - _KEPT**times) / (1 - _KEPT)
         self._last = now
-        self._weight = self._weight * kept + 1
-        self._x = self._x * kept + amount
-        self._y = self._y * kept + seconds
-        self._xx = self._xx * kept + amount * amount
-        self._xy = self._xy * kept + amount * seconds
+        self._weight = self._weight * kept + new
+        self._x = self._x * kept + new * amount
+        self._y = self._y * kept + new * seconds
+        self._xx = self._xx * kept + new * amount * amount
+        self._xy = self._xy * kept + new * amount * seconds
         self._fit()
 
     def seconds_for(self, amount: float) -> float:

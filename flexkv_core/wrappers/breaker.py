@@ -119,8 +119,7 @@ class BreakerTier(WrappedTier):
             self._note(operation, call, is_down=True, reason=reason, is_final=is_final)
 
     def _guarded(self, operation: str, count: int, run: Callable[[], list[Outcome]]) -> list[Outcome]:
-        running = running_call()
-        call = running.whole if running is not None else object()
+        call = running_call() or object()
         if self._limit and not self._may_pass(call):
             reason = f"{IS_DOWN}{self._reason}"
             return [failed(Status.UNAVAILABLE, reason, BufferState.UNTOUCHED)] * count
@@ -157,7 +156,7 @@ class BreakerTier(WrappedTier):
 
     def _end_probe(self, call: object | None) -> None:
         """A call is over or given up: if it was probing, nobody is.  Called under the lock."""
-        if call is not None and call is self._prober:
+        if call is not None and call in (self._prober, getattr(self._prober, "whole", None)):
             self._prober = None
             self._answered.notify_all()
 

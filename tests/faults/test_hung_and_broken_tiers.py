@@ -169,10 +169,13 @@ def test_a_load_that_fails_in_one_piece_and_hangs_in_the_next_is_told_as_late(br
     world, tier = one.world, one.tier
     tier.add("load", Fault(FaultKind.FAIL_KEYS, at=(0,), status=Status.MISS), Fault(FaultKind.HANG))
     job, _ = world.begin_load(one.tokens)
+    world.until(lambda: job.is_over)  # what does not come at all is not waited for
+    assert (job.state, job.cause) == ("failed", "tier1:miss")
     tier.wait_hanging()
     world.clock.advance(11)
-    world.until(lambda: job.is_over)
-    assert not world.chain.links[1].is_up
+    world.until(lambda: not world.chain.links[1].is_up)
+    assert world.count("load_failures", cause="miss") == 1
+    assert world.count("load_failures", cause="timeout") == 3
     assert world.chain.host.num_quarantined == 1
     tier.release()
     world.settle()

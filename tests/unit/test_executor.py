@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from flexkv_core.chain.calls import Call, Completed, Completions, Returned, Verb
+from flexkv_core.chain.calls import Call, Completed, Completions, Faltered, Returned, Verb
 from flexkv_core.chain.executor import TierWorkers
 from flexkv_core.testing import (
     FakeClock,
@@ -33,6 +33,7 @@ class Bench:
         self.tier = FaultTier(MemoryTier(context_for(LAYOUT), can))
         self.clock = FakeClock()
         self.completions = Completions()
+        self.told: list[Faltered] = []
         self.workers = TierWorkers(
             "t",
             self.tier,
@@ -59,12 +60,17 @@ class Bench:
         """Until so many pieces of a call are over."""
         wait_until(lambda: call.num_pieces >= count)
 
-    def take(self, count: int) -> list:
+    def take(self, count: int, kind: type | None = None) -> list:
+        """The next ends of calls, or messages of a kind; ``told`` keeps what comes before an end."""
         messages: list = []
         end = time.monotonic() + DEADLINE_S
         while len(messages) < count:
             assert time.monotonic() < end, messages
-            messages += self.completions.wait(0.05)
+            for message in self.completions.wait(0.05):
+                if isinstance(message, Faltered):
+                    self.told.append(message)
+                if isinstance(message, kind) if kind else not isinstance(message, Faltered):
+                    messages.append(message)
         return messages
 
 
@@ -278,6 +284,25 @@ def test_workers_cut_a_call_that_ends_once(bench, threads, piece):
     assert bad % piece == 0
     assert call.num_pieces == len(sizes(one, "load"))
     wait_until(lambda: not one.workers.num_open)
+
+
+def test_what_does_not_come_is_told_before_the_call_is_over(bench):
+    """Once for each piece that goes wrong, and of loads only: nobody waits for a store."""
+    one = bench()
+    one.tier.add("load", Fault(FaultKind.FAIL_KEYS, at=(1,), status=Status.CORRUPT), Fault(FaultKind.HANG))
+    call = one.submit(Verb.LOAD, 6, piece=2)
+    one.tier.wait_hanging()
+    (told,) = one.take(1, Faltered)
+    assert (told.call, told.first) == (call, 0)
+    assert [outcome.status for outcome in told.outcomes] == [Status.MISS, Status.CORRUPT]
+    one.tier.release()
+    one.take(1)
+    assert [message.first for message in one.told[1:]] == [2], "the end itself tells of the last piece"
+    one.told.clear()
+    one.tier.add("store", Fault(FaultKind.FAIL_KEYS, at=(0,)))
+    one.submit(Verb.STORE, 6, piece=2)
+    one.take(1)
+    assert one.told == []
 
 
 def test_all_threads_are_at_one_call(bench):
