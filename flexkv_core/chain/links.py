@@ -22,7 +22,7 @@ from .speed import SpeedEstimate
 
 logger = logging.getLogger(__name__)
 
-_PIECES_EACH = 2
+_PIECES_EACH = 4
 """Pieces of one call for each thread."""
 _TRY_EVERY_S = 10.0
 """A tier whose speed is unknown or bad is given something to load so often, to measure it."""
