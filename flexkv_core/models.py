@@ -66,13 +66,15 @@ class Needs:
         host_bytes: Host memory of each engine process.
         huge_pages: Whether that memory is of reserved huge pages.
         directories: Directories that it writes to, each with an equal share of ``disk_bytes``.
-        disk_bytes: Disk space in all, what must stay free there included.
+        disk_bytes: Disk space in all.
+        min_free_bytes: What must stay free besides, once on each of their file systems.
     """
 
     host_bytes: int = 0
     huge_pages: bool = False
     directories: tuple[str, ...] = ()
     disk_bytes: int = 0
+    min_free_bytes: int = 0
 
 
 class WritePolicy(str, Enum):

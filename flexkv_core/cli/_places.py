@@ -31,12 +31,13 @@ DOCTOR_GROUP = "flexkv.doctor"
 wrong with the installed engine, one object with a text for each difference; nothing means well."""
 
 
-def directory_lines(path: str, wanted_bytes: int) -> Iterator[Line]:
+def directory_lines(path: str, wanted_bytes: int, min_free_bytes: int = 0) -> Iterator[Line]:
     """Whether a directory can be written to, has room, and takes direct I/O.
 
     Args:
         path: The directory; one that is not there is made by the tier, so its parent is looked at.
         wanted_bytes: The tier's share of it.
+        min_free_bytes: What must stay free besides.
     """
     name, place = f"directory {path}", Path(path).absolute()
     try:
@@ -59,7 +60,7 @@ def directory_lines(path: str, wanted_bytes: int) -> Iterator[Line]:
     except OSError as exc:
         yield bad(name, f"a file in {there} cannot be written: {exc.strerror}", "free or remount the disk")
         return
-    yield _space_line(name, place, there, wanted_bytes, note)
+    yield _space_line(name, place, there, wanted_bytes + min_free_bytes, note)
     if has_direct_io:
         yield good(name, "takes direct I/O")
     else:
@@ -98,31 +99,32 @@ def _used_bytes(place: Path) -> int:
     return total
 
 
-def shared_lines(shares: Sequence[tuple[str, int]]) -> Iterator[Line]:
+def shared_lines(shares: Sequence[tuple[str, int, int]]) -> Iterator[Line]:
     """What only shows when directories are seen together: named twice, or too much for one file system.
 
     Args:
-        shares: Each directory of each tier, and how much of it is wanted there.
+        shares: Each directory of each tier, how much of it is wanted there, and what must stay free besides.
     """
-    by_path: dict[str, int] = Counter(os.path.realpath(path) for path, _ in shares)
+    by_path: dict[str, int] = Counter(os.path.realpath(path) for path, _, _ in shares)
     for path, count in by_path.items():
         if count > 1:
             yield bad(f"directory {path}", f"is named {count} times", "give each tier directories of its own")
-    systems: dict[int, list[tuple[str, int]]] = {}
-    for path, wanted in shares:
+    systems: dict[int, list[tuple[str, int, int]]] = {}
+    for share in shares:
         with suppress(OSError):  # its own line tells it
-            systems.setdefault(_nearest(Path(path).absolute()).stat().st_dev, []).append((path, wanted))
+            systems.setdefault(_nearest(Path(share[0]).absolute()).stat().st_dev, []).append(share)
     for members in systems.values():
         if len(members) > 1:
             yield from _system_lines(members)
 
 
-def _system_lines(members: Sequence[tuple[str, int]]) -> Iterator[Line]:
-    places = [Path(path).absolute() for path, _ in members]
-    free, wanted = shutil.disk_usage(_nearest(places[0])).free, sum(wanted for _, wanted in members)
+def _system_lines(members: Sequence[tuple[str, int, int]]) -> Iterator[Line]:
+    places = [Path(path).absolute() for path, _, _ in members]
+    free = shutil.disk_usage(_nearest(places[0])).free
+    wanted = sum(wanted for _, wanted, _ in members) + max(min_free for _, _, min_free in members)
     if free + sum(map(_used_bytes, places)) < wanted:
         yield bad(
-            f"directories {', '.join(path for path, _ in members)}",
+            f"directories {', '.join(path for path, _, _ in members)}",
             f"lie on one file system: {format_bytes(free)} free, {format_bytes(wanted)} wanted together",
             "put them on disks of their own, or lower the capacity",
         )

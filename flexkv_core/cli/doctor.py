@@ -80,12 +80,12 @@ def examine(args: argparse.Namespace) -> Iterator[Line]:
     pinned = staging + sum(need.host_bytes for need in needs)
     yield _machine.memlock_line(pinned, memlock_limit_bytes(), len(found) if isinstance(found, list) else 0)
     shares = [
-        (path, args.ranks * need.disk_bytes // len(need.directories))
+        (path, args.ranks * need.disk_bytes // len(need.directories), need.min_free_bytes)
         for need in needs
         for path in need.directories
     ]
-    for path, wanted in shares:
-        yield from _places.directory_lines(path, wanted)
+    for share in shares:
+        yield from _places.directory_lines(*share)
     yield from _places.shared_lines(shares)
     for tier in config.tiers if config is not None and not args.offline else ():
         if needs_of(tier) is None:

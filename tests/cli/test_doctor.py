@@ -148,11 +148,32 @@ def test_a_directory_that_cannot_be_made_or_looked_at(tmp_path):
 def test_directories_that_do_not_fit_together(tmp_path, monkeypatch):
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     monkeypatch.setattr(_places.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 100}))
-    assert not list(_places.shared_lines([(a, 100)])), "its own line tells that"
-    assert not list(_places.shared_lines([(a, 50), (b, 50)]))
-    (line,) = _places.shared_lines([(a, 50), (b, 51)])
+    assert not list(_places.shared_lines([(a, 100, 0)])), "its own line tells that"
+    assert not list(_places.shared_lines([(a, 40, 20), (b, 40, 10)]))
+    (line,) = _places.shared_lines([(a, 40, 20), (b, 41, 10)])
     assert line.state is State.FAIL
     assert "on one file system: 100 B free, 101 B wanted together" in line.found
+
+
+@pytest.mark.parametrize(("free", "status"), [(17, 0), (16, 1)])
+def test_what_must_stay_free_counts_once_for_a_file_system(capsys, tmp_path, monkeypatch, free, status):
+    """However many ranks, tiers and directories have a share of it."""
+    tree = chain(tmp_path / "a")
+    tree["tiers"][1]["options"] = {
+        "path": [str(tmp_path / "a"), str(tmp_path / "b")],
+        "capacity": "2GiB",
+        "min_free": "1GiB",
+    }
+    monkeypatch.setattr(_places.shutil, "disk_usage", lambda _: type("Usage", (), {"free": free * GIB}))
+    told, _, every = doctor(capsys, "--ranks", "8", write(tmp_path, tree))
+    assert told == status, [line for line in every if line["state"] == "FAIL"]
+
+
+@pytest.mark.parametrize(("free", "state"), [(9 * GIB, State.PASS), (9 * GIB - 1, State.FAIL)])
+def test_a_directory_must_leave_free_what_it_says(tmp_path, monkeypatch, free, state):
+    monkeypatch.setattr(_places.shutil, "disk_usage", lambda _: type("Usage", (), {"free": free}))
+    space, _ = _places.directory_lines(str(tmp_path), 8 * GIB, GIB)
+    assert space.state is state
 
 
 def test_one_directory_for_two_tiers_fails(capsys, tmp_path):

@@ -64,6 +64,6 @@ class SsdConfig(Model):
     )
 
     def needs(self) -> Needs:
-        """The directories, with room for the blocks and for what must stay free in each."""
-        room = self.capacity + len(self.path) * self.min_free
-        return Needs(directories=tuple(map(str, self.path)), disk_bytes=room)
+        """The directories, with room for the blocks and what must stay free."""
+        paths = tuple(map(str, self.path))
+        return Needs(directories=paths, disk_bytes=self.capacity, min_free_bytes=self.min_free)

@@ -183,9 +183,9 @@ def test_options_that_are_wrong(option: dict[str, object]) -> None:
         SsdConfig.model_validate({"path": "/a", "capacity": 1, **option})
 
 
-def test_what_must_stay_free_is_part_of_what_it_needs() -> None:
+def test_what_must_stay_free_is_told_apart_from_what_it_takes() -> None:
     needs = SsdConfig.model_validate({"path": "/a;/b", "capacity": "4GiB", "min_free": "1GiB"}).needs()
-    assert (needs.directories, needs.disk_bytes) == (("/a", "/b"), 6 << 30)
+    assert (needs.directories, needs.disk_bytes, needs.min_free_bytes) == (("/a", "/b"), 4 << 30, 1 << 30)
 
 
 def test_the_driver_is_found_by_name() -> None:
