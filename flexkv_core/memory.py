@@ -50,12 +50,15 @@ def _cgroup_folders() -> Iterator[Path]:
     limit nothing, and the top is always looked at.
     """
     try:
-        lines = _OWN_CGROUPS.read_text().splitlines()
+        lines = os.fsdecode(_OWN_CGROUPS.read_bytes()).split("\n")  # names need be no text
     except OSError:
         lines = []
     own = {_CGROUPS: "", _CGROUPS / "memory": ""}
     for line in lines:
-        _, controllers, path = line.split(":", 2)
+        _, *rest = line.split(":", 2)
+        if len(rest) < 2:
+            continue
+        controllers, path = rest
         if not controllers:  # version 2
             own[_CGROUPS] = path
         elif "memory" in controllers.split(","):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 
 import pytest
 
@@ -62,6 +63,17 @@ def test_a_container_that_sees_only_its_own_cgroup(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
+    assert memory_limits()["cgroup"] == 600_000
+
+
+def test_names_that_are_no_utf8_and_lines_of_another_form(monkeypatch, tmp_path):
+    (tmp_path / "own").write_bytes(b"\nno colons\n1:one\n0::/engine\xff\xe2\x80\xa8s\n")
+    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    own = tmp_path / os.fsdecode(b"engine\xff\xe2\x80\xa8s")
+    own.mkdir()
+    (own / "memory.max").write_text("1000000\n")
+    (own / "memory.current").write_text("400000\n")
     assert memory_limits()["cgroup"] == 600_000
 
 
