@@ -19,7 +19,7 @@ import yaml
 from ..errors import ConfigError
 
 SUFFIXES = (".yaml", ".yml", ".json")
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_QUOTED = re.compile(r"'.*'|\".*\"")  # to the last sign: there may be more in what is quoted
 _MOST_BYTES = 1 << 20
 _MOST_NODES = 20_000
 _MOST_DEPTH = 24
@@ -93,22 +93,23 @@ def parse_yaml(text: str, source: str, duplicates: list[str]) -> Any:
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        problem = _QUOTED.sub(_hidden, exc.problem or exc.context or "")
+        problem = exc.problem or exc.context or ""
+        if not problem.startswith("expected"):  # which names signs and tokens only
+            problem = _QUOTED.sub(_hidden, problem)
         if mark and text[mark.index : mark.index + 1] == "\t":
             problem = "a tab: indent with spaces"
         raise ConfigError(source, [f"{where}not YAML: {problem}"]) from None
     except yaml.YAMLError:
         raise ConfigError(source, ["not YAML: a character that it does not allow"]) from None
-    except (ValueError, OverflowError):
-        raise ConfigError(source, ["not YAML: a number or a date that cannot be"]) from None
+    except (ValueError, OverflowError, LookupError, AttributeError):  # as !!int, !!bool and !!timestamp fail
+        raise ConfigError(source, ["not YAML: a value that cannot be what its tag or form says"]) from None
     except RecursionError:
         raise ConfigError(source, ["nested too deep"]) from None
 
 
 def _hidden(quoted: re.Match[str]) -> str:
-    """What PyYAML quotes may be a secret that begins with ! or *; a sign or a token's name is none."""
-    text = quoted[0][1:-1]
-    return quoted[0] if len(text) < 2 or text.startswith("<") else "'...'"
+    """What PyYAML quotes may be a secret that begins with ! or *; a single sign is none."""
+    return quoted[0] if len(quoted[0]) <= len("'@'") else "'...'"
 
 
 def _load(text: str, duplicates: list[str]) -> Any:

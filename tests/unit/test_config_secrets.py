@@ -140,6 +140,9 @@ def test_no_error_quotes_a_value(monkeypatch, tmp_path, options, environ):
         f"a: !{SECRET} x",
         f"a: *{SECRET}",
         f'a: !{SECRET}"x',
+        f"a: !a'b%22{SECRET} x",
+        f"a: !<%3C{SECRET}> x",
+        *(f"a: !!{tag} {SECRET}" for tag in ("timestamp", "bool", "int", "float", "binary", "map", "seq")),
         f"\t{SECRET}",
     ],
 )
