@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import pytest
 
@@ -37,8 +38,9 @@ class OutageTests(TierKit):
         tier = opener.open()
         values = self.values(tier, 2)
         store(tier, values)
+        broken = ExitStack()
         try:
-            broken = self.break_medium(opener.medium)
+            broken.enter_context(self.break_medium(opener.medium))
         except NotImplementedError:
             self.skip("break_medium is not given")
         with broken:
@@ -68,11 +70,6 @@ class OutageTests(TierKit):
         tier = opener.open()
         values = self.values(tier, 4)
         store(tier, values)
-        try:
-            disturbed = self.disturb_medium(opener.medium, how)
-        except NotImplementedError:
-            is_given = type(self).disturb_medium is not TierKit.disturb_medium
-            self.skip(f"disturb_medium {f'does not know {how!r}' if is_given else 'is not given'}")
         crew, answered = Crew(self.deadline_s), threading.Event()
 
         def ask(_number: int) -> None:
@@ -81,6 +78,12 @@ class OutageTests(TierKit):
             finally:
                 answered.set()
 
+        disturbed = ExitStack()
+        try:
+            disturbed.enter_context(self.disturb_medium(opener.medium, how))
+        except NotImplementedError:
+            is_given = type(self).disturb_medium is not TierKit.disturb_medium
+            self.skip(f"disturb_medium {f'does not know {how!r}' if is_given else 'is not given'}")
         with disturbed:
             crew.start(1, ask)
             answered.wait(_HELD_S)

@@ -244,6 +244,30 @@ def test_a_miss_while_the_medium_hangs_is_found():
         case.test_disturbed_medium_gives_no_wrong_answer(opener, "hung")
 
 
+@pytest.mark.parametrize(
+    ("name", "test", "how"),
+    [
+        ("break_medium", "test_unreachable_medium_is_a_failure_and_no_miss", []),
+        ("disturb_medium", "test_disturbed_medium_gives_no_wrong_answer", ["slow"]),
+    ],
+)
+def test_a_context_manager_that_does_not_know_a_disturbance_skips(monkeypatch, name, test, how):
+    @contextmanager
+    def unknown(self, medium, *how):
+        raise NotImplementedError
+        yield
+
+    class Case(TierTests):
+        def open_tier(self, context, medium):
+            return MemoryTier(context, PLAIN, medium)
+
+    monkeypatch.setattr(Case, name, unknown)
+    case = Case()
+    opener = Opener(case, context_for(case.layout), Medium())
+    with closing(opener), pytest.raises(pytest.skip.Exception, match=name):
+        getattr(case, test)(opener, *how)
+
+
 def test_left_thread_is_found(monkeypatch):
     monkeypatch.setattr(Snapshot.wait_until_back, "__defaults__", (0.05,))
     try:
