@@ -164,6 +164,8 @@ class EngineClient:
             with exc:
                 said = exc.read(2000).decode(errors="replace").strip()
             raise EngineError(f"{self.base_url}{path} answered {exc.code}: {said}") from exc
+        except UnicodeError as exc:  # a name of a host that no name server could be asked for, for one
+            raise EngineError(f"{self.base_url} is no address of a server: {exc}") from exc
         except (OSError, HTTPException) as exc:
             why = getattr(exc, "reason", None) or exc  # urllib wraps what the socket said
             raise EngineError(f"no answer from {self.base_url}{path}: {why}") from exc
@@ -175,7 +177,7 @@ class EngineClient:
             yield
         except (OSError, HTTPException) as exc:
             raise EngineError(f"{self.base_url}{path}: the answer broke off: {exc!r}") from exc
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise EngineError(f"{self.base_url}{path}: the answer is no JSON: {exc}") from exc
 
 

@@ -163,7 +163,7 @@ def _read_baseline(path: Path) -> dict[str, list[int]]:
         raise ValueError(f"{path} does not exist; run --phase baseline against a server without the chain")
     try:
         saved = json.loads(path.read_text())
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ValueError(f"{path} is no baseline: {exc}; run --phase baseline again") from exc
     found = {name: _saved_ids(saved, name, prompt) for name, (prompt, _) in PROMPTS.items()}
     for name, ids in found.items():

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from flexkv_core import EngineError
 from flexkv_core.cli import verify
+from flexkv_core.cli._serving import EngineClient
 
 
 @dataclass
@@ -217,7 +219,16 @@ def test_no_server_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    "content", ["[]", "null", '{"short": 5}', '{"short": {"prompt": "The capital of France is"}}', "{", "\0"]
+    "content",
+    [
+        "[]",
+        "null",
+        '{"short": 5}',
+        '{"short": {"prompt": "The capital of France is"}}',
+        "{",
+        "\0",
+        pytest.param("[" * 100_000, id="deep"),
+    ],
 )
 def test_a_file_that_is_no_baseline(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
@@ -248,6 +259,9 @@ HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
             "no output_ids",
         ),
         (HEAD + b'\r\ndata: {"meta_info": {"prompt_tokens": "x"}, "output_ids": 7}\n\n', "no output_ids"),
+        pytest.param(
+            HEAD + b'\r\ndata: {"meta_info": ' + b"[" * 100_000 + b"\n\n", "the answer is no JSON", id="deep"
+        ),
     ],
 )
 def test_a_server_that_is_another_kind_of_server(
@@ -272,10 +286,22 @@ def test_a_server_that_is_another_kind_of_server(
     assert not (tmp_path / "baseline.json").exists()
 
 
-@pytest.mark.parametrize("address", ["host:port", "a b", "http://", "://"])
+@pytest.mark.parametrize(
+    "address", ["host:port", "a b", "http://", "://", "a..b:80", "x" * 70 + ".org", "127.0.0.1:9/\u00e9"]
+)
 def test_an_address_that_is_none(tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(address, "baseline", tmp_path / "baseline.json") == 2
-    assert capsys.readouterr().err.startswith("flexkv verify: ")
+    err = capsys.readouterr().err
+    assert err.startswith("flexkv verify: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("address", ["a..b:80", "x" * 70 + ".org", "127.0.0.1:9/\u00e9"])
+def test_a_client_calls_it_an_error_of_the_engine(address: str) -> None:
+    client = EngineClient(address)
+    with pytest.raises(EngineError, match="is no address of a server"):
+        client.server_info()
+    assert not client.is_ready()
 
 
 def test_the_baseline_is_for_its_owner_only(address: str, tmp_path: Path) -> None:
