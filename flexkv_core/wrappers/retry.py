@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ..keys import BlockKey
-from ..tier import Outcome, Status, Tier
+from ..tier import BufferState, Outcome, Status, Tier
 from .base import WrappedTier
 from .deadline import remaining_s
 
@@ -51,5 +52,12 @@ class RetriedTier(WrappedTier):
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             retried = call([keys[i] for i in again], [views[i] for i in again] if views else ())
             for i, outcome in zip(again, retried, strict=True):
-                outcomes[i] = outcome
+                outcomes[i] = _after(outcomes[i], outcome)
         return outcomes
+
+
+def _after(before: Outcome, outcome: Outcome) -> Outcome:
+    """A buffer that one try has begun to write is not untouched because the next one did not get so far."""
+    if not outcome.is_ok and before.buffer is BufferState.UNCERTAIN:
+        return replace(outcome, buffer=BufferState.UNCERTAIN)
+    return outcome

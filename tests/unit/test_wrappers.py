@@ -207,6 +207,17 @@ def test_final_outcomes_are_final(tier, status):
     assert len(tier.calls) == 1
 
 
+def test_a_buffer_that_was_begun_stays_uncertain(tier):
+    """The second try is refused before it writes: what the first one wrote is there."""
+    tier.add(
+        "load",
+        Fault(FaultKind.FAIL_KEYS, at=(1,), status=Status.UNAVAILABLE, buffer=BufferState.UNCERTAIN),
+        Fault(FaultKind.FAIL_KEYS, status=Status.DENIED),
+    )
+    outcome = RetriedTier(tier, 1, lambda _s: None).load(KEYS, buffers())[1]
+    assert (outcome.status, outcome.buffer) == (Status.DENIED, BufferState.UNCERTAIN)
+
+
 def test_a_value_that_broke_off_is_read_anew(tier):
     fault = Fault(FaultKind.FAIL_KEYS, at=(1,), status=Status.UNAVAILABLE, buffer=BufferState.UNCERTAIN)
     tier.add("load", fault)

@@ -99,12 +99,14 @@ class Fault:
 
 def fault_of_reply(refusal: Refusal) -> Fault:
     """What an error reply means."""
+    # A server repeats what it was sent where it does not know the command: a password, if that was AUTH.
+    said = refusal.text.partition(", with args beginning with")[0]
     if _TOO_MANY in refusal.text:
-        return Fault(Status.UNAVAILABLE, f"the server has too many clients ({refusal.text})")
+        return Fault(Status.UNAVAILABLE, f"the server has too many clients ({said})")
     is_unknown = any(word in refusal.text for word in _NO_ACCESS_WORDS)
     code = "NOAUTH" if is_unknown else refusal.code
     status, advice = REPLIES.get(code, (Status.UNAVAILABLE, "the server refuses"))
-    return Fault(status, f"{advice} ({refusal.text})")
+    return Fault(status, f"{advice} ({said})")
 
 
 def refusal_of(exc: BaseException) -> Refusal | None:

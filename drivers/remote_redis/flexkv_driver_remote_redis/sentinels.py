@@ -23,13 +23,14 @@ class Sentinels(Sentinel):
         clients: list[Any] = self.sentinels  # redis-py does not annotate them
         is_well: Any = self.check_master_state
         silence: Exception | None = None
-        for number, client in enumerate(clients):
+        for client in clients:
             try:
                 state = client.sentinel_masters().get(service_name)
             except (redis.ConnectionError, redis.TimeoutError) as exc:
                 silence = silence or exc
                 continue
             if state and is_well(state, service_name):
-                clients[0], clients[number] = client, clients[0]  # who knew it is asked first next time
+                # Who knew it is asked first next time; one assignment, since threads share the list.
+                self.sentinels = [client, *(other for other in clients if other is not client)]
                 return state["ip"], state["port"]
         raise MasterNotFoundError(f"the Sentinels name no master {service_name!r} that is up") from silence

@@ -81,6 +81,8 @@ class Exchange:
         if 200 <= response.status < 300:
             return response
         raw = response.read(ERROR_BODY_BYTES)
+        if response.length and len(raw) < ERROR_BODY_BYTES:  # half a page may look like an answer of S3's
+            raise ShortBodyError(f"the connection ended after {len(raw)} B of an error's page")
         self._release(response)
         raise refusal(response, raw, self._target)
 

@@ -6,6 +6,7 @@ Threads: any; ``_lock`` covers all fields and is held for dictionary operations 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Sequence
 
 from flexkv_core import BlockKey
@@ -42,9 +43,14 @@ class KeyIndex:
             self._remove(keys)
 
     def discard_older(self, keys: Iterable[BlockKey], when: float) -> None:
-        """Values that were removed at ``when`` (seconds since the epoch), unless added later."""
+        """Values that were removed at ``when`` (seconds since the epoch), unless added later.
+
+        What was added in the future was not: the clock was set back since.
+        """
+        now = time.time()
         with self._lock:
-            self._remove([key for key in keys if key in self._entries and self._entries[key][2] <= when])
+            entries = self._entries
+            self._remove([key for key in keys if key in entries and not when < entries[key][2] <= now])
 
     def _remove(self, keys: Iterable[BlockKey]) -> None:
         for key in keys:

@@ -73,7 +73,7 @@ class Signer:
 def _host_header(base_url: str) -> str:
     """What ``http.client`` sends as ``Host``, which is what is signed."""
     parts = urlsplit(base_url)
-    host = parts.hostname or ""
+    host = (parts.hostname or "").partition("%")[0]  # the zone of an address is this machine's own affair
     host = f"[{host}]" if ":" in host else host
     usual = {"http": 80, "https": 443}[parts.scheme]
     return host if parts.port in (None, usual) else f"{host}:{parts.port}"

@@ -113,6 +113,8 @@ class TimedSocket:
 
     def is_quiet(self) -> bool:
         """Whether nothing is waiting to be read; an idle connection with news is over or out of step."""
+        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():  # decrypted already
+            return False
         poll = select.poll()
         poll.register(self._sock, select.POLLIN | select.POLLHUP | select.POLLERR)
         return not poll.poll(0)

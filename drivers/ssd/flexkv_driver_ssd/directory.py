@@ -150,7 +150,7 @@ class Directory:
             return
         room = free - self._min_free + sum(left.num_bytes for left in self._left_overs)
         facts = f"{free / _GIB:.2f} GiB are free, of which min_free keeps {self._min_free / _GIB:.2f} GiB"
-        if room < self._geometry.slot_bytes and not self.slabs:
+        if self._slots_in(room) < 1 and not self.slabs:
             raise TierFullError(
                 f"{self.path} has no room for one block of {self._geometry.slot_bytes:,} B: {facts}",
                 tier=tier,
@@ -237,9 +237,12 @@ class Directory:
         room = self.num_slots - self.num_allocated - -(-left_overs // slot_bytes)
         free = self._folder.free_bytes()
         if free is not None:
-            # A slab takes two header pages, and each slot a record in the index, which has whole pages.
-            room = min(room, (free - self._min_free - 3 * PAGE) // (slot_bytes + RECORD_BYTES))
+            room = min(room, self._slots_in(free - self._min_free))
         return room
+
+    def _slots_in(self, num_bytes: int) -> int:
+        """Slots of one more slab: it has two header pages, and an index of whole pages with a record each."""
+        return (num_bytes - 3 * PAGE) // (self._geometry.slot_bytes + RECORD_BYTES)
 
     def _next_path(self) -> Path:
         number = 1 + max((int(slab.path.stem) for slab in self.slabs), default=-1)

@@ -274,6 +274,17 @@ def test_a_server_that_refuses_every_question_is_not_healthy(tmp_path, open_tier
             open_tier(server.url + path, required=True)
 
 
+def test_a_server_without_auth_is_named_without_the_password(tmp_path, open_tier, caplog):
+    """A command that it does not know is repeated by the server with what was sent."""
+    with RedisServer(tmp_path, "--rename-command", "AUTH", "", port=free_port()) as server:
+        tier = open_tier(server.url, password="much-too-secret", timeout_s=DEADLINE_S)
+        with pytest.raises(TierError, match="unknown command") as raised:
+            tier.check_health()
+        (outcome,) = tier.load([key(1)], [buffer()])
+    assert "unknown command" in outcome.reason
+    assert "much-too-secret" not in f"{raised.value}{outcome.reason}{caplog.text}"
+
+
 def test_too_many_clients_are_named():
     # As the library tells it.  Whether it can is a matter of who is faster: the server closes at once.
     fault = fault_of(redis.ConnectionError("max number of clients reached"))

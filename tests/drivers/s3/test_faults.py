@@ -16,6 +16,7 @@ from flexkv_core import (
     TierUnavailableError,
 )
 from tests.support.s3_stub import StubS3, cut_after, end_after, refuse
+from tests.support.s3_tls import server_tls
 from tests.support.s3_values import buffers, statuses, tried, values
 from tests.support.waiting import wait_until
 
@@ -190,6 +191,54 @@ def test_announced_length_that_is_too_short_leaves_nothing_for_the_next(stub, op
     assert outcomes[0].num_bytes == 99_995, "a short value is the core's to reject, by its header"
     assert statuses(outcomes[1:]) == [Status.OK] * 2
     assert into[1][:100_000] == data[1]
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_answer_that_nobody_asked_for_is_not_the_next_ones(stub, open_tier, tmp_path, scheme):
+    """Over TLS it lies in the library already, where the descriptor does not show it."""
+    stray = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nSTALE"
+
+    def chatters(handler):
+        value = handler.value()
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(value)}\r\n\r\n".encode()
+        handler.wfile.write(head + value[:-16_000])
+        handler.wfile.flush()
+        handler.wfile.write(
+            value[-16_000:] + stray
+        )  # one record of TLS, too long for the reader's own buffer
+
+    options = {}
+    if scheme == "https":
+        stub = StubS3(server_tls(tmp_path))
+        options = {"endpoint_url": stub.endpoint, "ca_file": tmp_path / "ca.pem"}
+    tier = open_tier(requests_per_call=1, **options)
+    keys, data = values(3)
+    tier.store(keys, data)
+    stub.treat("GET", keys[0].hex(), chatters)
+    into = buffers(3)
+    assert [outcome.num_bytes for outcome in tier.load(keys, into)] == [len(data[0])] * 3
+    assert [bytes(view[: len(data[0])]) for view in into] == [bytes(view) for view in data]
+    tier.close()
+    if scheme == "https":
+        stub.close()
+
+
+@pytest.mark.parametrize("body", [b"<html>no backend</html>", b"<Error><Code>NoSuchBucket</Code></Error>"])
+def test_an_error_page_that_breaks_off_is_no_miss(stub, open_tier, body):
+    """Half a page has no word of S3's, and neither has an answer that says no more than 404."""
+
+    def breaks_off(handler):
+        handler.send_response(404)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.close_connection = True
+
+    tier = open_tier()
+    keys, data = values(1)
+    tier.store(keys, data)
+    stub.treat("GET", keys[0].hex(), breaks_off)
+    assert tried(lambda: tier.load(keys, buffers(1))) == [Status.UNAVAILABLE]
+    assert statuses(tier.lookup(keys)) == [Status.OK], "it is not forgotten"
 
 
 def test_overloaded_server_ends_the_call_and_is_asked_again_later(stub, open_tier):

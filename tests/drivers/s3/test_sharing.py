@@ -8,6 +8,7 @@ import time
 import pytest
 
 from flexkv_core import Status, TierContext, TierUnavailableError
+from flexkv_driver_s3.index import KeyIndex
 from flexkv_driver_s3.journal import encode
 from flexkv_driver_s3.names import names_of
 from flexkv_driver_s3.tier import S3Tier
@@ -214,3 +215,10 @@ def test_damaged_and_abandoned_journal_entries(stub, open_tier):
     open_tier()
     assert f"{root}/00000000000001-dead-1" not in stub.objects, "whoever starts removes what the dead left"
     assert f"{root}/{now:014d}-stranger-1" in stub.objects
+
+
+def test_what_was_stored_before_the_clock_was_set_back_is_missed_all_the_same():
+    index = KeyIndex()
+    index.add([(bytes(32), 10)], time.time() + 3600)
+    index.discard_older([bytes(32)], time.time())
+    assert index.lengths([bytes(32)]) == [None]

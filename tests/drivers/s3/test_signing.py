@@ -65,3 +65,9 @@ def parts_of(target):
     """A signed target: its path, and its parameters in any order."""
     path, _, query = target.partition("?")
     return path, sorted(query.split("&"))
+
+
+def test_the_zone_of_an_address_is_not_signed():
+    """``http.client`` does not send it."""
+    signed = [signing._host_header(f"http://[fe80::1{zone}]:9000/bucket") for zone in ("", "%lo", "%25eth0")]
+    assert signed == ["[fe80::1]:9000"] * 3

@@ -50,6 +50,16 @@ def test_small_blocks_in_a_large_slab_on_a_small_disk(mount: Mount) -> None:
         assert 60 < len(_fill(tier, make_values(LAYOUT, 200))) < 128
 
 
+@pytest.mark.parametrize("beyond", [0, 100, 3 * 4096])
+def test_a_disk_that_no_slab_fits_on_is_refused_at_open(mount: Mount, beyond: int) -> None:
+    """A slab takes more than its blocks: what a store would find out is said at once."""
+    root = mount("tmpfs", "size=1m")
+    free = os.statvfs(root).f_bavail * os.statvfs(root).f_frsize
+    floor = free - SLOT - beyond
+    with pytest.raises(TierFullError, match="no room for one block"), tier_at(root, slots=8, min_free=floor):
+        pass
+
+
 def test_writing_goes_on_when_there_is_space_again(mount: Mount) -> None:
     root = mount("tmpfs", "size=1m")
     (root / "ballast").write_bytes(bytes(700_000))
