@@ -49,6 +49,7 @@ class FillBatch:
         pins: Blocks of the tier that are pinned for the call.
         call: The call that brings them; None once it is over.
         is_withdrawn: It was taken back before anybody began it; its end may still have to be taken in.
+        told: Positions whose failure was told before the call was over.
         quarantined: Slots that a worker may still write into, although the call was given up.
     """
 
@@ -63,6 +64,7 @@ class FillBatch:
     pins: list[BlockKey] = field(default_factory=list)
     call: Call | None = None
     is_withdrawn: bool = False
+    told: set[int] = field(default_factory=set)
     quarantined: list[int] = field(default_factory=list)
 
     def part(self, numbers: list[int]) -> FillBatch:

@@ -316,6 +316,7 @@ class Fills:
         if batch.call is message.call:
             for number, outcome in enumerate(message.outcomes, message.first):
                 if not outcome.is_ok:
+                    batch.told.add(number)
                     self._tell_failed(batch, number, outcome.status, now)
 
     def _ask_again(self, batch: FillBatch, end: Completed, now: float) -> tuple[FillBatch, Completed]:
@@ -368,19 +369,22 @@ class Fills:
             self._fill_failed(batch, i, end.outcomes[i].status, now)
 
     def _fill_failed(self, batch: FillBatch, number: int, status: Status, now: float) -> None:
-        link, is_ahead = batch.link, number in batch.ahead
-        if is_ahead:
+        link = batch.link
+        if number in batch.ahead:
             self.prefetched.failed(batch.tokens[number])
-        if not (is_ahead and status is Status.CANCELLED):
-            self._metrics.count("load_failures", tier=link.name, cause=status.value)
         if status in (Status.MISS, Status.CORRUPT):
             self._forget(link, batch.keys[number], is_damaged=status is Status.CORRUPT, now=now)
-        self._tell_failed(batch, number, status, now)
+        if number not in batch.told:
+            self._tell_failed(batch, number, status, now)
 
     def _tell_failed(self, batch: FillBatch, number: int, status: Status, now: float) -> None:
+        """Count a block that does not come, and tell who waits for it."""
+        name = batch.link.name
+        if not (number in batch.ahead and status is Status.CANCELLED):
+            self._metrics.count("load_failures", tier=name, cause=status.value)
         for waiter in batch.waiting:
             if waiter.first <= number < waiter.last:
-                self.on_failed(waiter.job, f"{batch.link.name}:{status.value}", now)
+                self.on_failed(waiter.job, f"{name}:{status.value}", now)
 
     def _forget(self, link: Link, key: BlockKey, *, is_damaged: bool, now: float) -> None:
         """A tier that promised a block does not have it: do not promise it again."""

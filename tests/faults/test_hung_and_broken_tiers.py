@@ -171,6 +171,7 @@ def test_a_load_that_fails_in_one_piece_and_hangs_in_the_next_is_told_as_late(br
     job, _ = world.begin_load(one.tokens)
     world.until(lambda: job.is_over)  # what does not come at all is not waited for
     assert (job.state, job.cause) == ("failed", "tier1:miss")
+    assert world.count("load_failures", cause="miss") == 1
     tier.wait_hanging()
     world.clock.advance(11)
     world.until(lambda: not world.chain.links[1].is_up)

@@ -432,8 +432,10 @@ class SglangWorld(Books):
     def _decode(self) -> tuple[str, list[Job]] | None:
         jobs = [job for job in self.running if self._wants_more(job)]
         while jobs:
-            need = len(jobs) * self.page
-            common.evict_from_tree_cache(self.cache, need)
+            # A page for each request that is at the end of one; the allocation itself asks for one each.
+            need = self.page * sum(dialect.committed_len(job.req) % self.page == 0 for job in jobs)
+            with self.cache.deciding(len(jobs)):
+                common.evict_from_tree_cache(self.cache, need)
             if self.allocator.available_size() >= need:
                 break
             if len(jobs) == 1:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from flexkv_core.config import EffectiveConfig
 from . import compat
 from .border import attempt, guarded
 from .compat import RequestHandle
-from .connector import FlexKVConnector
+from .connector import FlexKVConnector, WaitBudget
 from .counters import CounterLog
 from .handover import Checkpoint, Loaded, Prompt, Verdict
 from .identity import AdapterDigests
@@ -42,7 +43,7 @@ from .startup import await_layers, choose_mode, log_ready, open_chain
 logger = logging.getLogger(__name__)
 
 _LAST_HOPE_S = 1.0
-"""How long the only request that runs waits for a slot that a store still reads: SGLang would abort it."""
+"""How long a pass the only request that runs waits for slots of stores: SGLang would abort it."""
 
 
 class FlexKVRadixCache(SeamRadixCache):
@@ -84,7 +85,8 @@ class FlexKVRadixCache(SeamRadixCache):
         self._ordered = OrderedCopies(manager, choice)
         self._loads = RequestLoads(self, self.connector, self._quarantine, self._ordered, self._layerwise)
         self._stores = RequestStores(self, self.connector)
-        self._num_running = 0
+        self._num_deciding = 0
+        self._last_hope = WaitBudget(_LAST_HOPE_S)
         self._endings = [
             self._loads.give_up_all,
             self.connector.poll,
@@ -198,7 +200,6 @@ class FlexKVRadixCache(SeamRadixCache):
 
     @guarded(None)
     def on_pass_reads(self, batch: Any) -> None:
-        self._num_running = len(batch.reqs)
         for req in batch.reqs if self._loads.open else ():
             self._loads.give_up(compat.request_handle(req))  # somebody else has brought its tokens meanwhile
         if self._layerwise is not None and not self._layerwise.is_idle:
@@ -227,6 +228,7 @@ class FlexKVRadixCache(SeamRadixCache):
     @guarded(None)
     def _tick(self) -> None:
         self.connector.begin_pass()
+        self._last_hope.renew()
         self._counter_log.tick()
         self._stale.flush_if_owed()
         if self._stores.open:
@@ -256,13 +258,28 @@ class FlexKVRadixCache(SeamRadixCache):
             self._layerwise.settle()
         self._await_stores(num_tokens)
 
+    @contextmanager
+    def deciding(self, num_running: int) -> Iterator[None]:
+        """While inside, SGLang asks whether so many requests may go on: want of slots costs an answer."""
+        self._num_deciding = num_running
+        try:
+            yield
+        finally:
+            self._num_deciding = 0
+
     def _await_stores(self, num_tokens: int) -> None:
-        """Where stores keep so many tokens from going, wait for them: SGLang would retract requests."""
-        is_last = self._num_running <= 1 and num_tokens <= self.page_size
-        while self._stores.open and self.evictable_size() < num_tokens:
-            if not self.connector.wait_over(self._stores.tasks[0], _LAST_HOPE_S if is_last else None):
-                return
+        """Where stores keep slots from going that a request needs to go on, wait for them."""
+        while self._num_deciding and self._stores.open and self.evictable_size() < num_tokens:
+            is_over = self._wait_for_store(self._stores.tasks[0])
             self._stores.end()
+            if not is_over:
+                return
+
+    def _wait_for_store(self, task: int) -> bool:
+        if self._num_deciding > 1:
+            return self.connector.wait_over(task)
+        with self._last_hope.spending() as left_s:
+            return self.connector.wait_over(task, left_s)
 
     # ---- the device's slots --------------------------------------------------------------------
 

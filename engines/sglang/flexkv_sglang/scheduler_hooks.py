@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _ADDER = "sglang.srt.managers.schedule_policy.PrefillAdder"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 _WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 ADAPTER_CALLS = ("load_lora_adapter", "load_lora_adapter_from_tensors")
 WEIGHT_CALLS = (
@@ -89,6 +90,7 @@ def _set_hooks(*, is_ticked: bool, times_prefill: bool) -> None:
             "after" if seam.tick_is_own_method else "before",
         )
     _hook(f"{_ADDER}.add_one_req", admit, "around")
+    _hook(f"{_BATCH}.check_decode_mem", _around_decode_check, "around")
     compat.apply_hooks()
     missing = [target for target in _watched.targets if not compat.is_hooked(target)]
     if missing:
@@ -184,6 +186,17 @@ def _before_pass(_scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
     if cache.times_prefill:
         cache.on_pass_begins(compat.prefill_tokens(batch))
     cache.on_pass_reads(batch)
+
+
+def _around_decode_check(
+    original: Callable[..., bool], batch: Any, selected_indices: Any = None, *args: Any, **kwargs: Any
+) -> bool:
+    """Whether requests may go on: for want of slots SGLang retracts some, and aborts the last one."""
+    cache = _watched.cache()
+    if cache is None:
+        return original(batch, selected_indices, *args, **kwargs)
+    with cache.deciding(len(batch.reqs if selected_indices is None else selected_indices)):
+        return original(batch, selected_indices, *args, **kwargs)
 
 
 def _after_results(*_: Any, **__: Any) -> None:

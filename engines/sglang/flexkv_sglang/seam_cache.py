@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -111,6 +112,10 @@ class SeamRadixCache(compat.types().RadixCache):  # type: ignore[misc]  # sglang
 
     def on_evict(self, num_tokens: int) -> None:
         """Before the tree gives up slots.  No communication here (HS-23), and no waiting but for stores."""
+
+    def deciding(self, num_running: int) -> AbstractContextManager[None]:  # noqa: ARG002 - nothing waits here
+        """Round SGLang's question whether so many requests have the slots to go on."""
+        return nullcontext()
 
     def on_tick(self) -> None:
         """Top of each scheduling pass, also when idle: thousands of times a second."""

@@ -166,6 +166,7 @@ TOUCHED: tuple[Touched, ...] = (
     *_if(lambda s: s.kv_record, _names(BATCH, "Req", "kv")),
     *_if(lambda s: s.kv_record, _names(BATCH, "ReqKvInfo", "req_pool_idx cache_protected_len")),
     *_if(lambda s: not s.kv_record, _names(BATCH, "Req", "req_pool_idx cache_protected_len")),
+    *_calls(BATCH, "ScheduleBatch", check_decode_mem=("selected_indices",)),
     Touched(BATCH, "Req", "discard_output_reason", without="to_finish alone ends the request"),
     *_names(BATCH, "", "FINISH_ABORT"),
     *_names("constants.py", "", "HEALTH_CHECK_RID_PREFIX"),

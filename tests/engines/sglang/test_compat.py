@@ -384,6 +384,7 @@ def _hooked(version: str) -> set[str]:
     files = {
         "Scheduler": touched.SCHEDULER,
         "PrefillAdder": touched.POLICY,
+        "ScheduleBatch": touched.BATCH,
         "SchedulerWeightUpdaterManager": touched.WEIGHTS,
     }
     surface = Surface(TREES[version] / "sglang")

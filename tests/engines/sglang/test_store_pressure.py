@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("tests.support.sglang_quiet", reason="sglang is not installed (make setup)")
 
+from flexkv_sglang.connector import WaitBudget
 from tests.support.sglang_world import Job, SglangWorld, world
 
 SIZE = 320
@@ -24,7 +25,7 @@ def beside_a_store(w: SglangWorld, *, num_running: int) -> list[Job]:
     w.run(until=lambda: all(len(job.req.output_ids) > 1 for job in jobs))
     w.settle()
     w.transfer.holds_stores = True
-    w.run(w.submit(range(5000, 5040), outputs=1))
+    w.run(w.submit(range(5000, 5050), outputs=1))
     assert w.cache._stores.open
     return jobs
 
@@ -62,8 +63,22 @@ def test_a_store_that_ends_soon_costs_nobody_his_answer(
 def test_a_store_that_hangs_holds_up_nobody_for_long(
     tight: SglangWorld, num_running: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flexkv_sglang.radix_cache._LAST_HOPE_S", 0.01)
+    monkeypatch.setattr(tight.cache, "_last_hope", WaitBudget(0.01))
     jobs = beside_a_store(tight, num_running=num_running)
     tight.run(until=lambda: any(job in tight.finished or job.req.retraction_count for job in jobs))
+    tight.transfer.holds_stores = False
+    tight.run()
+
+
+@pytest.mark.parametrize("page", [16])
+def test_a_pass_that_lacks_nothing_waits_for_no_store(
+    tight: SglangWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where pages are long, allocation asks for one in each pass; only at the end of a page is it needed."""
+    monkeypatch.setattr(tight.cache, "_last_hope", WaitBudget(0.01))
+    (job,) = beside_a_store(tight, num_running=1)
+    waits = tight.waits()
+    tight.run(until=lambda: job in tight.finished)
+    assert 0 < len(waits) <= 3, "once, where SGLang would abort"
     tight.transfer.holds_stores = False
     tight.run()
