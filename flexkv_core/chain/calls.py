@@ -159,9 +159,9 @@ class Completed:
         call: Which call.
         outcomes: One for each key.
         bad: Positions of those that are not OK.
-        is_adrift: A worker is still inside the tier: ``Returned`` follows, and until then the call's
-            buffers must not be used.
-        is_late: The deadline ended it, begun or not: no wrapper has seen this failure.
+        is_adrift: Workers are still inside the tier: ``Returned`` follows, and until then the buffers that
+            are ``UNCERTAIN`` must not be used.
+        is_late: The deadline ended it, begun or not: no wrapper has seen what was not over.
         is_refused: Nobody will begin it, since no thread has come back from the tier.
     """
 
@@ -190,7 +190,7 @@ class Faltered:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """The worker of a call that was adrift has come back: its buffers are nobody's now."""
+    """The last worker of a call that was adrift has come back: its buffers are nobody's now."""
 
     call: Call
 

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import repeat, takewhile
 from typing import TypeVar
 
-from ..index.stretch import Stretch, at_positions, in_a_row, whole_blocks
+from ..index.stretch import Stretch, alike, at_positions, in_a_row, whole_blocks
 from ..keys import BlockChain, BlockKey
 from ..models import WritePolicy
 from ..tier import BufferState, Outcome, Status
@@ -255,14 +255,9 @@ class Fills:
         """Which batches bring ``keys[start:stop]``: ``(position, batch, first, last)``, without gaps."""
         while start < stop:
             batch = self._coming[keys[start]]
-            here = batch.keys
-            first = here.index(keys[start])
-            length = min(len(here) - first, stop - start)
-            if here[first : first + length] != keys[start : start + length]:
-                pairs = zip(here[first:], keys[start:], strict=False)
-                length = next(i for i, (mine, other) in enumerate(pairs) if mine != other)
-            yield start, batch, first, first + length
-            start += length
+            first, last = alike(batch.keys, keys, start, stop)
+            yield start, batch, first, last
+            start += last - first
 
     def _needed(self, batch: FillBatch, positions: range, job: LoadJob) -> None:
         """What was brought ahead of need is needed now."""

@@ -22,7 +22,7 @@ from itertools import repeat
 from ..keys import BlockKey
 from .eviction import EvictionQueue, Place
 from .policy import EvictionOrder
-from .stretch import Stretch
+from .stretch import Stretch, alike
 
 _LONGEST = 256
 """Blocks in one place at most, so that finding one of them inside stays cheap."""
@@ -89,14 +89,9 @@ class TierPlaces:
             if place is None:
                 at += 1
                 continue
-            here = place.keys
-            first = 0 if here[0] == keys[at] else here.index(keys[at])
-            length = min(len(here) - first, count - at)
-            if here[first : first + length] != keys[at : at + length]:
-                pairs = zip(here[first:], keys[at:], strict=False)
-                length = next(i for i, (mine, other) in enumerate(pairs) if mine != other)
-            yield at, place, first, first + length
-            at += length
+            first, last = alike(place.keys, keys, at, count)
+            yield at, place, first, last
+            at += last - first
 
     def missing(self, keys: Sequence[BlockKey]) -> Sequence[int]:
         """Positions of the keys that are not here."""

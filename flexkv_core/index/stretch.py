@@ -121,3 +121,13 @@ def at_positions(values: list[T], numbers: Sequence[int]) -> list[T]:
     if numbers[-1] - numbers[0] == len(numbers) - 1:
         return values[numbers[0] : numbers[-1] + 1]
     return [values[i] for i in numbers]
+
+
+def alike(here: list[BlockKey], keys: Sequence[BlockKey], at: int, stop: int) -> tuple[int, int]:
+    """Which ``here[first:last]`` ``keys[at:stop]`` begins with; ``keys[at]`` is among ``here``."""
+    first = 0 if here[0] == keys[at] else here.index(keys[at])
+    length = min(len(here) - first, stop - at)
+    if here[first : first + length] != keys[at : at + length]:
+        pairs = zip(here[first:], keys[at:], strict=False)
+        length = next(i for i, (mine, other) in enumerate(pairs) if mine != other)
+    return first, first + length
